@@ -28,9 +28,11 @@ name is imported on first use.
 SECTIONS = {
     "Models": "Model endpoint Pad Padded File Context Media Answer Last Failure is_cancelled",
     "Models that OpenAI's clients ask: `forebay.openai`": (
-        "openai.ChatRequest openai.CompletionRequest openai.EmbeddingRequest openai.RerankRequest openai.Message "
+        "openai.ChatRequest openai.CompletionRequest openai.EmbeddingRequest openai.RerankRequest "
+        "openai.SpeechRequest openai.TranscriptionRequest openai.Message "
         "openai.TextPart openai.Tool openai.FunctionTool openai.ToolChoice openai.NamedTool openai.ToolCall "
-        "openai.FunctionCall openai.Logprob openai.Embedding openai.Score"
+        "openai.FunctionCall openai.Logprob openai.Embedding openai.Score openai.Transcript "
+        "openai.TimedText"
     ),
     "Several models as one": "node compose either SKIP",
     "Servings": ("Serving ServingModule Batch Lazy batched_run batched_run_async jit hook print_value to_host"),
@@ -89,9 +91,14 @@ def definitions(value) -> list[Any]:
             known[node.name] = node  # the last one of a name: those before it are overloads
     found = [known[value.__name__]]
     for node in found:
-        bases = [name for name in map(ast.unparse, getattr(node, "bases", ())) if name.startswith("_")]
+        bases = [name for name in map(ast.unparse, getattr(node, "bases", ())) if is_hidden(name)]
         found += [known[name] for name in bases if name in known]
     return found
+
+
+def is_hidden(base):
+    """Whether a class that another one inherits from is written out there: it has no place on the page."""
+    return base.startswith("_") or base == "AnyRequest"
 
 
 def told_beside(name):
@@ -107,7 +114,7 @@ def told_beside(name):
 
 def class_outline(node, hidden):
     """A class as a stub: its fields, and its methods with the first line about each; `hidden` are parts of it."""
-    shown = [name for name in map(ast.unparse, node.bases) if name[0] != "_" and not name.endswith("Struct")]
+    shown = [name for name in map(ast.unparse, node.bases) if not is_hidden(name) and not name.endswith("Struct")]
     bases = ", ".join(shown)
     lines = [f"class {node.name}({bases}):" if bases else f"class {node.name}:"]
     for one in [one for part in (*reversed(hidden), node) for one in part.body]:

@@ -41,7 +41,7 @@ SHOWN = {
         "users.py": ("users", "ada", {"name": "Ada Lovelace"}),
     },
     "docs/how-to/health-of-a-model.md": {"guarded.py": ("guarded", "", True)},
-    "docs/how-to/openai.md": {"parrot.py": (), "agent.py": (), "ranker.py": ()},
+    "docs/how-to/openai.md": {"parrot.py": (), "agent.py": (), "ranker.py": (), "voice.py": ()},
     "docs/how-to/kserve.md": {"brightness.py": ("brightness", [[0.0, 1.0], [1.0, 2.0]], 1.0)},
     "docs/how-to/streams.md": {"count.py": ("count", 2, [0, 1]), "story.py": ("story", "a b", ["a", "b"])},
     "docs/how-to/test-a-model.md": {"test_shout.py": ()},
@@ -302,6 +302,19 @@ def test_the_chat_model_shown_answers_openais_clients(tmp_path, serve):
     body = {"model": "parrot", "messages": [{"role": "user", "content": "to be or not"}], "stop": "or"}
     answer = httpx.post(f"{serve(path, '--worker-kind', 'thread').url}/v1/chat/completions", json=body)
     assert answer.json()["choices"][0]["message"]["content"] == "to be "
+
+
+def test_the_models_of_audio_shown_hear_what_they_say(tmp_path, serve):
+    path = tmp_path / "voice.py"
+    path.write_text(blocks("docs/how-to/openai.md")["voice.py"])
+    url = f"{serve(path, '--worker-kind', 'thread').url}/v1/audio"
+    said = httpx.post(f"{url}/speech", json={"model": "beeper", "voice": "any", "input": "to be", "speed": 2})
+    assert (said.status_code, said.headers["content-type"]) == (200, "audio/wav")
+    asked = {"model": "listener", "response_format": "srt"}
+    heard = httpx.post(f"{url}/transcriptions", data=asked, files={"file": ("beep.wav", said.content, "audio/wav")})
+    assert heard.text == "1\n00:00:00,000 --> 00:00:00,500\nbeep\n"
+    wrong = httpx.post(f"{url}/transcriptions", data=asked, files={"file": ("beep.wav", b"beep", "audio/wav")})
+    assert (wrong.status_code, wrong.json()["error"]["message"][:19]) == (400, "the file is no WAV:")
 
 
 def test_a_wrong_request_to_the_readme_model_names_the_field(tmp_path, serve):

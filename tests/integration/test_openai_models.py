@@ -16,7 +16,17 @@ import schemathesis
 from tests.waiting import PATIENCE_S, eventually
 
 import forebay
-from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, Score, TextPart, Tool
+from forebay.openai import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    Score,
+    SpeechRequest,
+    TextPart,
+    Tool,
+    TranscriptionRequest,
+)
 from forebay.testing import client
 from forebay.transports.http import asgi_inference, openai
 from forebay.types.call import Media
@@ -48,6 +58,36 @@ def test_a_composition_of_a_chat_is_a_chat_model():
         assert (status, found["error"]["param"]) == (400, "messages")
 
 
+def test_a_composition_says_texts_and_writes_recordings_down():
+    @forebay.node
+    def shout(request: SpeechRequest) -> bytes:
+        return request.input.upper().encode()
+
+    @forebay.compose
+    def loud(request: SpeechRequest) -> bytes:
+        return shout(request)
+
+    class Heard(forebay.Model):
+        batchable = True
+
+        def predict(self, batch: list[TranscriptionRequest]) -> list[str]:
+            return [one.file.read().decode() for one in batch]
+
+    with client(loud, Heard) as served:
+        body = json.dumps({"model": "loud", "input": "hello", "voice": "a", "response_format": "flac"}).encode()
+        answer = served.request("POST", "/v1/audio/speech", body, {"content-type": "application/json"})
+        assert (answer.status, answer.headers["content-type"], answer.body) == (200, "audio/flac", b"HELLO")
+        parts = (b'name="model"\r\n\r\nheard', b'name="file"; filename="a.txt"\r\n\r\nhello')
+        form = b"".join(b"--b\r\ncontent-disposition: form-data; %b\r\n" % part for part in parts) + b"--b--\r\n"
+        kind = {"content-type": "multipart/form-data; boundary=b"}
+        answer = served.request("POST", "/v1/audio/transcriptions", form, kind)
+        assert (answer.status, answer.json()["text"]) == (200, "hello")
+        assert served.request("GET", "/v1/audio/transcriptions").status == 405
+        document = served.request("GET", "/openapi.json").json()["paths"]["/v1/audio/transcriptions"]["post"]
+        (form,) = document["requestBody"]["content"].items()
+        assert (form[0], form[1]["schema"]["properties"]["file"]["format"]) == ("multipart/form-data", "binary")
+
+
 def test_where_no_model_speaks_the_protocol_its_clients_are_told_what_would():
     class Echo(forebay.Model):
         def predict(self, batch: list[str]) -> list[str]:
@@ -61,6 +101,8 @@ def test_where_no_model_speaks_the_protocol_its_clients_are_told_what_would():
             ("rerank", "RerankRequest"),
             ("score", "RerankRequest"),
             ("responses", "ChatRequest"),
+            ("audio/speech", "SpeechRequest"),
+            ("audio/transcriptions", "TranscriptionRequest"),
         ):
             status, found = ask(served, path, model="any")
             assert status == 404
@@ -395,7 +437,7 @@ def test_what_leads_nowhere_is_told_in_the_same_form():
             ("GET", "/v1/chat/completions", 405, "method_not_allowed", "POST"),
             ("PUT", "/v1/models", 405, "method_not_allowed", "GET"),
             ("POST", "/v1/chat/completion", 404, "not_found", "did you mean /v1/chat/completions?"),
-            ("POST", "/v1/audio/speech", 404, "not_found", "models here are asked at /v1/chat/completions"),
+            ("POST", "/v1/images/edits", 404, "not_found", "models here are asked at /v1/chat/completions"),
         ):
             answer = served.request(method, path, b"{}")
             error = answer.json()["error"]
@@ -574,6 +616,11 @@ def streamed_vectors(self, batch: list[EmbeddingRequest]) -> Iterator[list[list[
     yield []
 
 
+def speech_of_texts(self, batch: list[SpeechRequest]) -> list[str]: ...
+def speech_of_media(self, batch: list[SpeechRequest]) -> list[Media]: ...
+def transcript_of_bytes(self, batch: list[TranscriptionRequest]) -> list[bytes]: ...
+
+
 def streamed_scores(self, batch: list[RerankRequest]) -> Iterator[list[float]]:
     yield []
 
@@ -586,6 +633,9 @@ def streamed_scores(self, batch: list[RerankRequest]) -> Iterator[list[float]]:
         (completion_of_bytes, "texts"),
         (streamed_vectors, "a vector each"),
         (streamed_scores, "a score each"),
+        (speech_of_texts, "audio each"),
+        (speech_of_media, "audio each"),
+        (transcript_of_bytes, "texts"),
     ],
 )
 def test_results_that_cannot_be_told_are_found_when_the_server_starts(predict, needs):

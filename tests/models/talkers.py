@@ -2,8 +2,10 @@
 """Models that clients of OpenAI's protocol ask."""
 
 import time
+import wave
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -17,10 +19,14 @@ from forebay.openai import (
     Logprob,
     RerankRequest,
     Score,
+    SpeechRequest,
     TextPart,
+    TimedText,
     Tool,
     ToolCall,
     ToolChoice,
+    Transcript,
+    TranscriptionRequest,
 )
 
 
@@ -183,3 +189,64 @@ class Ranks(forebay.Model):
     def predict(self, batch: list[RerankRequest]) -> list[Score]:
         words = [(set(one.query.split()), set(one.document.split())) for one in batch]
         return [Score(len(query & document) / len(query), len(query) + len(document)) for query, document in words]
+
+
+class Spoken(SpeechRequest, frozen=True, kw_only=True):
+    """What a model takes that has its own formats."""
+
+    response_format: Literal["wav", "pcm"] = "wav"
+
+
+class Speaker(forebay.Model):
+    """Says a text as audio, which is its letters, a word a part."""
+
+    max_batch_size = 1
+
+    def predict(self, batch: list[Spoken]) -> Iterator[list[bytes]]:
+        (request,) = batch
+        if request.input.startswith("hold "):
+            for (part,) in hold(Path(request.input[5:])):
+                yield [str(part).encode()]
+            return
+        if request.response_format == "wav":
+            yield [b"RIFF"]
+        for word in request.input.split(" "):
+            if word == "fail":
+                raise RuntimeError("no such word")
+            yield [f"{word} ".encode() * round(request.speed)]
+
+
+class Jingle(forebay.Model):
+    """Says a text at once."""
+
+    def predict(self, batch: list[SpeechRequest]) -> list[bytes]:
+        return [f"{one.voice}: {one.input}".encode() for one in batch]
+
+
+class Listener(forebay.Model):
+    """Says how long a recording is, and what was asked with it."""
+
+    max_batch_size = 1
+
+    def predict(self, batch: list[TranscriptionRequest]) -> Iterator[list[str | Transcript | TextPart | None]]:
+        (request,) = batch
+        try:
+            with request.file.open() as file, wave.open(file) as recording:
+                seconds = recording.getnframes() / recording.getframerate()
+        except (wave.Error, EOFError) as error:
+            raise forebay.InvalidRequest(f"the file is no WAV: {error}") from None
+        prompt = request.prompt or ""
+        if prompt.startswith("hold "):
+            yield from hold(Path(prompt[5:]))
+            return
+        yield ["It takes"]
+        if prompt == "fail":
+            raise RuntimeError("not heard")
+        if prompt == "text":
+            yield [" a while"]
+            return
+        told = f" {seconds} seconds"
+        kinds = request.timestamp_granularities
+        segments = [TimedText(0.0, seconds / 2, "It takes"), TimedText(seconds / 2, seconds, told)]
+        words = [TimedText(0.0, seconds, word) for word in told.split()] if "word" in kinds else []
+        yield [Transcript(told, language=request.language, duration=seconds, segments=segments, words=words)]

@@ -14,6 +14,8 @@
 | `CompletionRequest` | `/v1/completions` |
 | `EmbeddingRequest` | `/v1/embeddings` |
 | `RerankRequest` | `/v1/rerank`, `/v2/rerank`, `/rerank`, `/v1/score`, `/score` |
+| `SpeechRequest` | `/v1/audio/speech` |
+| `TranscriptionRequest` | `/v1/audio/transcriptions` |
 
 A further method with `@forebay.endpoint`, or the input of a composition, may have these types as well. Texts are `str`,
 or `TextPart` where more is known of them: whole, or the parts of a stream. What a client may say beside these fields, a
@@ -39,10 +41,12 @@ from forebay.openai.request_fields import (
     Message,
     NamedTool,
     RerankRequest,
+    SpeechRequest,
     Tool,
     ToolCall,
+    TranscriptionRequest,
 )
-from forebay.openai.results import Embedding, Logprob, Score, TextPart
+from forebay.openai.results import Embedding, Logprob, Score, TextPart, TimedText, Transcript
 
 __all__ = [
     "ChatRequest",
@@ -56,10 +60,14 @@ __all__ = [
     "NamedTool",
     "RerankRequest",
     "Score",
+    "SpeechRequest",
     "TextPart",
+    "TimedText",
     "Tool",
     "ToolCall",
     "ToolChoice",
+    "Transcript",
+    "TranscriptionRequest",
 ]
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
+
+from forebay.types.file import File
 
 MAX_CHOICES = 128
 """Choices of one request: `n` for each of its prompts."""
@@ -18,6 +20,7 @@ Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 Stops = Annotated[list[Stop], Meta(max_length=MAX_STOPS)]
 Tokens = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+_Granularities = tuple[Literal["word", "segment"], ...]
 _Limit = Annotated[int, Meta(ge=1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
@@ -130,7 +133,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     include_obfuscation: bool | None = None
 
 
-class _Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AnyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all requests have; nothing of it is for the model."""
 
     model: str = ""
@@ -138,7 +141,7 @@ class _Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metadata: dict[str, Any] | None = None
 
 
-class _TextRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _TextRequest(AnyRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request for texts. The server itself sees to `n`, `stop`, `stream` and, at the latest, the limit of tokens."""
 
     max_tokens: _Limit | None = None
@@ -199,7 +202,7 @@ class CompletionRequest(_TextRequest, frozen=True, kw_only=True, forbid_unknown_
         return self.max_tokens
 
 
-class EmbeddingRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EmbeddingRequest(AnyRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A text whose vector is wanted: a list of numbers, an array or an `Embedding`. Of several each is a sample.
 
     Attributes:
@@ -211,7 +214,7 @@ class EmbeddingRequest(_Request, frozen=True, kw_only=True, forbid_unknown_field
     input: str | Tokens
 
 
-class RerankRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RerankRequest(AnyRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How well a document fits a query: a number or a `Score`. Of several documents each is a sample.
 
     Attributes:
@@ -223,3 +226,30 @@ class RerankRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     query: str
     document: str
+
+
+class SpeechRequest(AnyRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text to say; the result is audio in the `response_format`, as `bytes`, whole or the parts of a stream."""
+
+    openai: ClassVar[str] = "audio/speech"
+
+    input: str
+    voice: str
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
+    speed: Annotated[float, Meta(ge=0.25, le=4)] = 1.0
+    instructions: str | None = None
+    stream_format: Literal["audio"] = "audio"
+
+
+class TranscriptionRequest(AnyRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A recording to write down; the result is a text or a `Transcript`. The server sees to `response_format`."""
+
+    openai: ClassVar[str] = "audio/transcriptions"
+
+    file: File
+    language: str | None = None
+    prompt: str | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: _Share | None = None
+    timestamp_granularities: _Granularities = field(default=(), name="timestamp_granularities[]")
+    stream: bool | None = None

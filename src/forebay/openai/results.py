@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from forebay.openai.request_fields import ToolCall
+
+_Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 
 
 class Logprob(Struct, frozen=True, omit_defaults=True):
@@ -68,3 +70,24 @@ class Score(Struct, frozen=True):
 
     score: float
     tokens: int
+
+
+class TimedText(Struct, frozen=True):
+    """What is said in a piece of a recording, from `start` to `end` in seconds."""
+
+    start: _Seconds
+    end: _Seconds
+    text: str
+
+
+class Transcript(TextPart, frozen=True, kw_only=True):
+    """What is said in a recording, or a part of that, with its times.
+
+    Attributes:
+        duration: Of the recording in seconds; clients are told it as usage, in place of tokens.
+    """
+
+    language: str | None = None
+    duration: _Seconds | None = None
+    segments: list[TimedText] = []
+    words: list[TimedText] = []

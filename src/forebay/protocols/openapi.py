@@ -88,7 +88,7 @@ def document(
     for one in [one for endpoint in endpoints if id(endpoint) not in separate for one in (endpoint, *endpoint.methods)]:
         if one.input.openai:
             asked.setdefault(one.input.openai, []).append((one.name, schemas.add(one.input, one.name)))
-    paths |= openai.paths_of(asked, schemas.resolve, api_key=api_key)
+    paths |= openai.paths_of(asked, schemas, api_key=api_key)
     paths |= _housekeeping(api_key=api_key)
     if manages:
         paths |= _management(api_key=api_key)

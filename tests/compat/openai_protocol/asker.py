@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 CLIENTS = {
@@ -39,10 +40,17 @@ def error_of(error):
 
 
 def dumped(value):
+    if hasattr(value, "iter_bytes"):  # an answer that is no JSON
+        return {"type": value.response.headers["content-type"], "audio": value.read().decode("latin-1")}
     data = value.model_dump() if hasattr(value, "model_dump") else value
     if isinstance(data, dict) and getattr(value, "_request_id", None):
         data["_request_id"] = value._request_id
     return data
+
+
+def given(arguments):
+    """What a call is given: files are told by their paths."""
+    return {name: Path(one["path"]) if name == "file" else one for name, one in arguments.items()}
 
 
 def ask(library, options, call, arguments, take):
@@ -50,7 +58,10 @@ def ask(library, options, call, arguments, take):
     opened, failure = client_of(library, options)
     try:
         with opened as client:
-            answer = method_of(client, call)(**arguments)
+            answer = method_of(client, call)(**given(arguments))
+            if call.endswith("with_streaming_response.create"):
+                with answer as response:
+                    return streamed(response, parts, take)
             if call == "models.list":
                 return {"result": [dumped(one) for one in answer]}
             if not arguments.get("stream"):
@@ -65,12 +76,24 @@ def ask(library, options, call, arguments, take):
         return {"parts": parts, **error_of(error)}
 
 
+def streamed(response, parts, take):
+    """The pieces of an answer that is no JSON, as they come; what breaks off raises an error of the HTTP library."""
+    try:
+        for part in response.iter_bytes():
+            parts.append(part.decode("latin-1"))
+            if len(parts) == take:
+                break
+    except Exception as error:
+        return {"parts": parts, **error_of(error)}
+    return {"parts": parts, "type": response.headers["content-type"]}
+
+
 async def ask_async(library, options, call, arguments, take):
     parts = []
     opened, failure = client_of(library, options, is_async=True)
     try:
         async with opened as client:
-            answer = await method_of(client, call)(**arguments)
+            answer = await method_of(client, call)(**given(arguments))
             if not arguments.get("stream"):
                 return {"result": dumped(answer)}
             async with answer:

@@ -19,7 +19,7 @@ def processes():
 @pytest.fixture(scope="module", params=["fast lane, threads", "behind it, processes"])
 def server(request, launch):
     kind = "thread" if "fast" in request.param else "process"
-    options = ["--worker-kind", kind, "--max-body-bytes", "100000", "--api-key", KEY]
+    options = ["--worker-kind", kind, "--max-body-bytes", "100000", "--api-key", KEY, "--max-form-bytes", "2000000"]
     options += ["--cors-origin", ORIGIN] if "behind" in request.param else []
     return launch("talkers.py", *options, "--access-log", "--log-format", "json", "--answer-cost")
 

@@ -224,6 +224,9 @@ def test_models_are_listed_and_described(client):
         "whole",
         "vectors",
         "ranks",
+        "speaker",
+        "jingle",
+        "listener",
     ]
     found = client.ask("models.retrieve", model="vectors")["result"]
     assert (found["id"], found["object"], found["owned_by"]) == ("vectors", "model", "forebay")

@@ -11,11 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.errors import BadOutcome, InvalidRequest, QueueFull, TooLarge, Unavailable
-from forebay.openai import Embedding, FunctionCall, Logprob, TextPart, ToolCall
-from forebay.protocols.openai import joined_vectors, openai_errors, request_reading
+from forebay.openai import Embedding, FunctionCall, Logprob, TextPart, TimedText, ToolCall, Transcript
+from forebay.protocols.openai import audio, joined_results, openai_errors, request_reading
 from forebay.protocols.openai.request_reading import CHAT, COMPLETIONS, EMBEDDINGS
 from forebay.protocols.openai.texts import DONE, Choice, Cut, Texts
+from forebay.serving.models.named import named
 from forebay.serving.models.vectors import vector_in_base64
+from forebay.types.call import Media
+from forebay.types.file import FormPart
 from forebay.types.tenant import TenantConfig, Tenants
 
 encode = msgspec.json.encode
@@ -219,13 +222,15 @@ def test_vectors_are_written_in_base64_as_32_bits():
     counted = msgspec.json.decode(vector_in_base64(Embedding(np.array([1.5]), 4)))
     assert counted["tokens"] == 4
     asked = request_reading.read(b'{"model":"m","encoding_format":"base64"}')
-    written, tokens = joined_vectors.whole(asked, [vector_in_base64([1.5]), vector_in_base64(Embedding([2.0], 4))])
+    written, tokens = joined_results.embedded(
+        asked, "", 0, b"", [vector_in_base64([1.5]), vector_in_base64(Embedding([2.0], 4))]
+    )
     found = msgspec.json.decode(written)
     assert (tokens, found["usage"]) == (4, {"prompt_tokens": 4, "total_tokens": 4})
     assert len(found["data"]) == 2
     for wrong in (b"3", b'{"tokens":1}', b"[1]", b"null"):
         with pytest.raises(BadOutcome):
-            joined_vectors.whole(asked, [wrong])
+            joined_results.embedded(asked, "", 0, b"", [wrong])
 
 
 @pytest.mark.parametrize(
@@ -252,3 +257,53 @@ def test_a_tier_of_service_is_a_class_and_none_above_that_of_the_key():
         asked = request_reading.read(encode({"model": "m", "service_tier": tier}))
         assert asked.in_class(tenant).tier == found
     assert request_reading.read(b'{"model": "m"}').in_class(tenant) is tenant
+
+
+@pytest.mark.parametrize(
+    "seconds, told",
+    [
+        *((0.0, "00:00:00,000"), (11.54, "00:00:11,540"), (0.9995, "00:00:01,000"), (59.9996, "00:01:00,000")),
+        *((3599.9996, "01:00:00,000"), (3661.2, "01:01:01,200"), (1e7, "2777:46:40,000")),
+    ],
+)
+def test_times_of_subtitles_are_rounded_and_carried(seconds, told):
+    asked = request_reading.read(b'{"model":"m","response_format":"srt"}')
+    answer = audio.TranscriptAnswer(asked, "id", 0, b"")
+    choice = answer.choice()
+    choice.texts.append(choice.take(encode(Transcript("a", segments=[TimedText(0, seconds, "a\n\nb")])), is_whole=True))
+    written = answer.whole([choice])
+    assert isinstance(written, Media)
+    assert written.body.decode() == f"1\n00:00:00,000 --> {told}\na b\n"
+
+
+@pytest.mark.parametrize("seconds", ["-1", "1e8", "null", '"1"'])
+def test_times_that_are_none_are_the_models_fault(seconds):
+    choice = Choice([], None)
+    with pytest.raises(BadOutcome):
+        choice.take(b'{"text":"a","segments":[{"start":%b,"end":1,"text":"a"}]}' % seconds.encode(), is_whole=True)
+
+
+@pytest.mark.parametrize(
+    "said, kind",
+    [
+        (b'"response_format":"mp3"', "audio/mpeg"),
+        (b'"response_format":"pcm"', "audio/pcm"),
+        (b'"response_format":"a\\r\\nb"', "audio/*"),
+        (b'"response_format":{"type":"wav"}', "audio/*"),
+        (b'"response_format":null', "audio/wav"),
+        (b'"user":"a"', "audio/wav"),
+    ],
+)
+def test_audio_is_of_the_type_that_was_asked_for(said, kind):
+    asked = request_reading.read(b'{"model":"m",%b}' % said)
+    assert audio.audio_of(asked, b"RIFF....WAVE").type == kind
+
+
+def test_of_a_form_the_server_reads_three_fields():
+    parts = [FormPart("model", b"m"), FormPart("prompt", b"p" * 100), FormPart("stream", b"True")]
+    file = FormPart("model", b"/a/path", filename="model", size=10)
+    assert msgspec.json.decode(audio.form_body(named([*parts, file]))) == {"model": "m", "stream": True}
+    assert msgspec.json.decode(audio.form_body(named([FormPart("model", b"\xff")]))) == {
+        "model": "\ufffd",
+        "stream": False,
+    }

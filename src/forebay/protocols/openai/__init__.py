@@ -13,8 +13,9 @@ ranks and scores one for each pair of texts.
 | `texts` | from the parts of each choice to one answer, whole or as events, with stops, limits and usage |
 | `answer_blocks` | the same as blocks, for the two forms below |
 | `responses`, `anthropic_messages` | bodies of other forms as those of chats, and answers in them |
+| `audio` | what the server reads of the form with a recording, and transcripts, as subtitles as well |
 | `logprobs` | how likely tokens were, told with the text that is handed on |
-| `joined_vectors`, `joined_scores` | from the vectors or scores of each text to one answer |
+| `joined_results` | from the vectors or scores of each text to one answer |
 | `openapi_paths` | the paths below `/v1` in the OpenAPI document |
 | `openai_errors` | statuses and bodies of errors: `{"error": {"message", "type", "param", "code"}}` |
 

@@ -11,6 +11,7 @@ import msgspec
 
 from forebay.protocols.openai.request_reading import Asked
 from forebay.protocols.openai.texts import Choice
+from forebay.types.call import Media
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -59,7 +60,7 @@ class BlockAnswer(ABC):
         """Write what comes after the choice."""
         return b"".join([self._block_closed(len(self.blocks) - 1, self.blocks[-1]), *self._closed(choices[0])])
 
-    def whole(self, choices: Sequence[Choice]) -> bytes:
+    def whole(self, choices: Sequence[Choice]) -> bytes | Media:
         """Write the answer as one body."""
         (choice,) = choices
         text = "".join(choice.texts)
@@ -101,21 +102,21 @@ class BlockAnswer(ABC):
     def _answer(self, choice: Choice) -> Mapping[str, Any]:
         """Return the answer, of which all blocks are there."""
 
-    @abstractmethod
     def _opened(self, choice: Choice) -> Iterator[bytes]:
         """Write what comes before the first block."""
+        return iter(())
 
-    @abstractmethod
     def _block_opened(self, number: int, block: Block) -> bytes:
         """Write that a block begins."""
+        return b""
 
     @abstractmethod
     def _block_piece(self, number: int, block: Block, piece: str) -> bytes:
         """Write a piece of a block."""
 
-    @abstractmethod
     def _block_closed(self, number: int, block: Block) -> bytes:
         """Write that a block has ended."""
+        return b""
 
     @abstractmethod
     def _closed(self, choice: Choice) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from forebay.errors import ForebayError
 from forebay.protocols.openai import anthropic_messages, openai_errors, responses
 from forebay.protocols.openai.answer_blocks import BlockAnswer
+from forebay.protocols.openai.audio import SPEECH, TRANSCRIPTS, TranscriptAnswer, form_body
 from forebay.protocols.openai.request_reading import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RERANK, RESPONSES, SCORE
 
 
@@ -21,7 +22,7 @@ class Door(NamedTuple):
         spoken: What these models say they are asked; several forms may ask the same.
         targets: Where. The first one is documented.
         chat_body: Returns what a body asks as the body of a chat, if the form is another one of that.
-        answer: What writes the answers to such a chat.
+        answer: What writes the answers then.
         error_body: Writes errors.
         error_event: What comes before an error in a stream.
     """
@@ -58,6 +59,6 @@ DOORS: Final = (
     Door(EMBEDDINGS, "EmbeddingRequest", EMBEDDINGS, ("/v1/embeddings",)),
     Door(RERANK, "RerankRequest", RERANK, ("/v1/rerank", "/v2/rerank", "/rerank")),
     Door(SCORE, "RerankRequest", RERANK, ("/v1/score", "/score")),
+    Door(SPEECH, "SpeechRequest", SPEECH, ("/v1/audio/speech",)),
+    Door(TRANSCRIPTS, "TranscriptionRequest", TRANSCRIPTS, ("/v1/audio/transcriptions",), form_body, TranscriptAnswer),
 )
-WHOLE: Final = frozenset({EMBEDDINGS, RERANK, SCORE})
-"""Forms whose answers do not come in parts."""

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from forebay.openai.request_fields import MAX_CHOICES, MAX_INPUTS
+from forebay.protocols.openai.audio import SPEECH, TRANSCRIPTS
 from forebay.protocols.openai.doors import DOORS
 from forebay.protocols.openai.request_reading import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RERANK, RESPONSES, SCORE
+from forebay.protocols.openapi_components import Schemas, as_form
 
 Json: TypeAlias = dict[str, Any]
 
@@ -18,9 +20,7 @@ _TAG: Final = "OpenAI protocol"
 _CODES: Final = ("400", "404", "413", "415", "429", "500", "503", "504")
 
 
-def paths_of(
-    asked: Mapping[str, Sequence[tuple[str, Json]]], resolve: Callable[[Json], Json], *, api_key: bool
-) -> dict[str, Json]:
+def paths_of(asked: Mapping[str, Sequence[tuple[str, Json]]], schemas: Schemas, *, api_key: bool) -> dict[str, Json]:
     """Describe the paths that are asked.
 
     Args:
@@ -31,19 +31,21 @@ def paths_of(
         path = door.path
         bodies: list[Json] = []
         for name, sample in asked[door.spoken]:
-            body = _body_of_form(path, name) if path in _FORMS else _body(path, name, resolve(sample))
+            body = _body_of_form(path, name) if path in _FORMS else _body(path, name, schemas.resolve(sample))
+            body = as_form(body, schemas) if path == TRANSCRIPTS else body
             alike = next((one for one in bodies if _without_model(one) == _without_model(body)), None)
             if alike is None:
                 bodies.append(body)
             elif name not in (names := alike["properties"]["model"]["enum"]):
                 names.append(name)
+        media = "multipart/form-data" if path == TRANSCRIPTS else "application/json"
         sent = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
         found[door.targets[0]] = {
             "post": {
                 "operationId": "v1_" + path.replace("/", "_"),
                 "summary": _SUMMARIES[path],
                 "tags": [_TAG],
-                "requestBody": {"required": True, "content": {"application/json": {"schema": sent}}},
+                "requestBody": {"required": True, "content": {media: {"schema": sent}}},
                 "responses": {
                     "200": {"description": "The answer", "content": _content(path)},
                     **_failures(_CODES, api_key=api_key, error=_ANTHROPIC if path == MESSAGES else _ERROR),
@@ -85,12 +87,15 @@ def _without_model(body: Json) -> Json:
 
 
 def _content(path: str) -> Json:
+    if path == SPEECH:
+        return {"audio/*": {"schema": {"type": "string", "format": "binary"}}}
     if path in _WHOLE:
         return {"application/json": {"schema": _WHOLE[path]}}
     if path in _ANSWERS:
         events = {"type": "string", "description": "With `stream`: server-sent events, each with its name"}
         answer = _object(**{name: {"type": kind} for name, kind in _ANSWERS[path].items()})
-        return {"application/json": {"schema": answer}, "text/event-stream": {"schema": events}}
+        others = {"text/plain": {"schema": {"type": "string"}}} if path == TRANSCRIPTS else {}
+        return {"application/json": {"schema": answer}, "text/event-stream": {"schema": events}} | others
     chunk, whole = _texts(path, is_chunk=True), _texts(path, is_chunk=False)
     events = {"type": "string", "description": "With `stream`: server-sent events, the last of which is [DONE]"}
     return {"application/json": {"schema": whole}, "text/event-stream": {"schema": events, "x-itemSchema": chunk}}
@@ -155,6 +160,8 @@ _SUMMARIES: Final = {
     EMBEDDINGS: "Embed a text, or several",
     RERANK: "Rank documents by how well they fit a query",
     SCORE: "Score how well texts fit each other",
+    SPEECH: "Say a text",
+    TRANSCRIPTS: "Write down what is said in a recording",
 }
 _SEVERAL: Final[dict[str, dict[str, str]]] = {
     COMPLETIONS: {"prompt": "prompt"},
@@ -217,6 +224,7 @@ _FORMS: Final[dict[str, Json]] = {
 _SAID: Final = {"id": "string", "model": "string", "usage": "object"}
 _ANSWERS: Final = {
     RESPONSES: {**_SAID, "object": "string", "created_at": "integer", "status": "string", "output": "array"},
+    TRANSCRIPTS: {"text": "string", "usage": "object"},
     MESSAGES: {**_SAID, "type": "string", "role": "string", "content": "array", "stop_reason": "string"},
 }
 """The types of the members of their answers."""

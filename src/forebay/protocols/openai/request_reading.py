@@ -69,6 +69,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     text_2: msgspec.Raw = msgspec.Raw()
     encoding_format: str | None = None
     service_tier: msgspec.Raw = msgspec.Raw()
+    response_format: msgspec.Raw = msgspec.Raw()
 
     def in_class(self, tenant: Tenant) -> Tenant:
         """Return a tenant in the class that the request wishes for; what is no tier is told by the model's contract."""
@@ -130,7 +131,7 @@ class Ranking(msgspec.Struct, frozen=True):
     return_documents: bool | None = None
 
 
-_ranking: Final = msgspec.json.Decoder(known(Ranking))
+RANKING: Final = msgspec.json.Decoder(known(Ranking))
 _stops: Final = msgspec.json.Decoder(known(_Stops))
 _several: Final = msgspec.json.Decoder(known(_Several))
 _asked: Final = msgspec.json.Decoder(known(Asked))
@@ -175,7 +176,7 @@ def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
             decoded(_several, body)  # all, as the status of a stream cannot be another one later
         found = [body] if prompts is None else _with_each(body, ["prompt"], [_member("prompt", one) for one in prompts])
     elif path == RERANK:
-        ranking(body)
+        decoded(RANKING, body)
         documents = [_member("document", one) for one in _list("documents", asked)]
         return _with_each(body, ["documents", "top_n", "return_documents"], documents)
     elif path == SCORE:
@@ -276,15 +277,6 @@ def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:
         raise TooLarge(msg, detail={"path": f"$.{name}"}) from None
     except ValidationError:
         raise invalid(name, "is empty") from None
-
-
-def ranking(body: bytes) -> Ranking:
-    """Read how ranks are to be told.
-
-    Raises:
-        InvalidRequest: If something in it is wrong.
-    """
-    return decoded(_ranking, body)
 
 
 def decoded(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay.errors import BadOutcome
-from forebay.openai import Logprob, TextPart, ToolCall
+from forebay.openai import Logprob, TextPart, ToolCall, Transcript
 from forebay.protocols.openai.logprobs import Logprobs, of_chat, of_completion
 from forebay.protocols.openai.request_reading import CHAT, Asked
 from forebay.types.first_use import known
@@ -23,7 +23,7 @@ DONE: Final = b"data: [DONE]\n\n"
 COST: Final = b": forebay-cost %b\n\n"
 """Says what a stream has cost, as a comment: the protocol has no event for it, and clients skip comments."""
 
-_part: Final = msgspec.json.Decoder(known(str | TextPart))
+_part: Final = msgspec.json.Decoder(known(str | Transcript))
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -77,10 +77,11 @@ class Choice:
         is_over: Whether what may still come of it is not wanted.
         news: Pieces of calls that were not told yet.
         logprobs: Those of the text that was not told yet, with their places in it.
+        heard: Parts that say more of a recording than its text.
     """
 
     __slots__ = (
-        *("_calls", "_cut", "_limit", "_logprobs", "_name", "finish_reason", "is_over", "logprobs", "news"),
+        *("_calls", "_cut", "_limit", "_logprobs", "_name", "finish_reason", "heard", "is_over", "logprobs", "news"),
         *("prompt_tokens", "texts", "tokens"),
     )
 
@@ -98,6 +99,7 @@ class Choice:
         self._calls: list[dict[str, Any]] = []
         self._logprobs: Logprobs | None = None
         self.news: list[dict[str, Any]] = []
+        self.heard: list[Transcript] = []
         self.logprobs: list[tuple[int, Logprob]] = []
         self.texts: list[str] = []
         self.tokens = 0
@@ -135,6 +137,8 @@ class Choice:
             self.finish_reason = part.finish_reason or self.finish_reason
             if part.prompt_tokens is not None:
                 self.prompt_tokens = part.prompt_tokens
+            if part.segments or part.words or part.language or part.duration is not None:
+                self.heard.append(part)
         if self._limit is not None and tokens and self.tokens >= self._limit:
             self.is_over, self.finish_reason = True, "length"
             return ""

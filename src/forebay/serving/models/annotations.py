@@ -47,6 +47,7 @@ _STREAMS: Final = frozenset(
 _WHOLE_RESULTS: Final = {
     "embeddings": "a vector each, such as list[float]",
     "rerank": "a score each: float or forebay.openai.Score",
+    "audio/speech": "audio each: bytes",
 }
 """By path of OpenAI's protocol, what models answer with that is no text."""
 _MAYBE_STREAMS: Final = frozenset({collections.abc.Iterable, collections.abc.AsyncIterable})
@@ -96,8 +97,9 @@ def untold_by_openai(given: WireType, answer: WireType, *, streams: bool) -> str
     if not given.openai:
         return ""
     wanted = _WHOLE_RESULTS.get(given.openai, "texts: str or forebay.openai.TextPart")
-    in_parts = streams and given.openai in _WHOLE_RESULTS
-    if answer.raw or answer.has_media or in_parts:
+    is_audio = given.openai == "audio/speech"
+    in_parts = streams and given.openai in _WHOLE_RESULTS and not is_audio
+    if answer.raw != is_audio or answer.has_media or in_parts:
         found = "come in parts" if in_parts else f"are {spell(answer.annotation)}"
         return f"its samples are {spell(given.annotation)}, and its results {found}; it needs {wanted}"
     return ""

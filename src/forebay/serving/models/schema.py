@@ -34,7 +34,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, cast, final
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.openai import ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest
+from forebay.openai.request_fields import AnyRequest
 from forebay.serving.models import default_fields, empty_fields
 from forebay.serving.models.array_types import array_type_of, is_array
 from forebay.serving.models.json_rows import row_encoder
@@ -63,7 +63,6 @@ _FORMATS: Final = ("json", "msgpack")
 _NAMED: Final = ("form", "query")
 FORMATS: Final = (*_FORMATS, *_NAMED)
 """What a sample may come in."""
-_OPENAI: Final = (ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest)
 WRITTEN: Final = (*_FORMATS, "base64", "rows")
 """What a result may be written in; base64 is for vectors, rows are those of TensorFlow Serving's JSON."""
 
@@ -176,7 +175,7 @@ class WireType:
     def openai(self) -> str:
         """The path at which it is asked in OpenAI's protocol; empty if there is none."""
         kind = unwrap(self.annotation)
-        return kind.openai if isinstance(kind, type) and issubclass(kind, _OPENAI) else ""
+        return getattr(kind, "openai", "") if isinstance(kind, type) and issubclass(kind, AnyRequest) else ""
 
     @property
     def is_checked(self) -> bool:

@@ -504,7 +504,12 @@ class AnsweringConnection(HttpToolsProtocol):
         status = self._stream_status
         if self._has_started():
             assert head.route is not None
-            self._end_stream(head.route, request, head.route.last_part(error, self._request_id))
+            last = head.route.last_part(error, self._request_id)
+            if not last:  # without the last chunk its client sees that something is missing
+                self._abandon()
+                self.transport.close()
+                return
+            self._end_stream(head.route, request, last)
         else:
             if head.route is None:
                 status, headers, body = error_answer(error, self._request_id)

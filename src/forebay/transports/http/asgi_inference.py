@@ -102,7 +102,7 @@ class Predict:
         contract = self._route.contract
         if not contract.call:
             return Methods(post=self, get=None if page is None else _Get(self, page), fault=self._route.fault)
-        is_got = "GET" in contract.verbs or (contract.streams and contract.is_named)
+        is_got = "GET" in contract.verbs or (contract.streams and contract.is_named and not contract.openai)
         post = self if "POST" in contract.verbs else None
         return Methods(post=post, get=self if is_got else None, fault=self._route.fault)
 
@@ -208,8 +208,9 @@ class AsgiAnswer:
             if self._call is not None:
                 self._call.code = native.code_of(outcome.error)
             cost = b"" if self._call is None else self._call.cost
-            last = self._route.last_part(outcome.error, self.id) + self._route.cost_event(cost)
-            await self._send({"type": "http.response.body", "body": last})
+            if not (last := self._route.last_part(outcome.error, self.id)):
+                raise Cancelled("the answer is cut off")
+            await self._send({"type": "http.response.body", "body": last + self._route.cost_event(cost)})
         elif outcome is None and self._route.contract.streams:
             await self._start_stream()
             last = b"" if self._call is None else self._route.cost_event(self._call.cost)

@@ -17,11 +17,13 @@ from forebay.batching.queue import BatchConfig
 from forebay.errors import ForebayError, NotFound, QueueFull
 from forebay.observe.logs.request_ids import next_id
 from forebay.observe.traces import timeline
-from forebay.protocols.native import JSON_TYPE, PARAMS, Contract, UnsupportedMedia, unread_type
-from forebay.protocols.openai import joined_scores, joined_vectors, openai_errors, request_reading
+from forebay.protocols.native import FORM_TYPE, JSON_TYPE, PARAMS, Contract, UnsupportedMedia, unread_type
+from forebay.protocols.openai import openai_errors, request_reading
 from forebay.protocols.openai.answer_blocks import BlockAnswer
-from forebay.protocols.openai.doors import DOORS, WHOLE, Door
-from forebay.protocols.openai.request_reading import EMBEDDINGS, RERANK, Asked
+from forebay.protocols.openai.audio import SPEECH, TRANSCRIPTS, audio_of
+from forebay.protocols.openai.doors import DOORS, Door
+from forebay.protocols.openai.joined_results import JOINED
+from forebay.protocols.openai.request_reading import Asked
 from forebay.protocols.openai.texts import COST, Choice, Texts
 from forebay.server import tfserving_facts
 from forebay.server.served import Served, StandIn
@@ -134,9 +136,18 @@ class OpenAiModels:
         return list(self._contracts)
 
     @property
-    def has_context(self) -> bool:
-        """Whether one of them asks for headers and the like."""
-        return any(contract.has_context for one in self._contracts.values() for contract in one.values())
+    def contract(self) -> Contract:
+        """How bytes are moved, whichever of them is asked."""
+        found = [contract for one in self._contracts.values() for contract in one.values()]
+        return Contract(
+            streams=self.path not in JOINED,
+            raw_output=self.path == SPEECH,
+            has_context=any(one.has_context for one in found),
+            shares_disk=all(one.shares_disk for one in found),
+            is_named=self.path == TRANSCRIPTS,
+            call=self.path,
+            openai=self.path,
+        )
 
     def is_full(self) -> bool:
         """Tell whether whatever is submitted now is refused; of several models that depends on which is asked."""
@@ -232,7 +243,8 @@ class _Call:
         self._asked = asked
         self._endpoint = endpoint
         door = models.door
-        samples = request_reading.samples_of(door.form, asked, body)
+        is_one = door.path in {SPEECH, TRANSCRIPTS}
+        samples = [request.body] if is_one else request_reading.samples_of(door.form, asked, body)
         if len(samples) > (limit := endpoint.batching.capacity):
             raise request_reading.too_many(door.form, asked, len(samples), limit)
         self._left = len(samples)
@@ -243,9 +255,9 @@ class _Call:
         self._text_tokens = 0
         """Of the texts that they are of."""
         request.id = request.id or next_id()
-        if models.path in WHOLE:
+        if models.path in JOINED:
             self._results = [b""] * len(samples)
-        else:
+        elif models.path != SPEECH:
             now = int(time.time())
             if door.answer is None:
                 self._texts = Texts(models.path, asked, request.id, now)
@@ -295,7 +307,8 @@ class _Call:
             self._endpoint.charge_tokens(self._request.tenant, *tokens)
 
     def _params_of(self, contract: Contract) -> Mapping[str, Any]:
-        params = _params(contract.call, "base64" if self._asked.is_base64 else "json")
+        given = self._request.params["in"]
+        params = _params(contract.call, given, "base64" if self._asked.is_base64 else "json")
         context = self._request.params.get(PARAM)
         if not contract.has_context or context is None:
             return params
@@ -307,19 +320,22 @@ class _Call:
 
     def _part(self, number: int, part: bytes, release: Callable[[], object]) -> None:
         """Take a part of a choice; `release` is called once there is room for the next."""
-        choice, texts, request = self._choices[number], self._texts, self._request
-        assert texts is not None
-        if choice.is_over or not self._samples:
+        texts, request = self._texts, self._request
+        choice = self._choices[number] if self._choices else None
+        if not self._samples or (choice is not None and choice.is_over):
             release()
             return
+        assert request.on_part is not None
         try:
+            if choice is None or texts is None:
+                request.on_part(audio_of(self._asked, bare(part)), release)
+                return
             text = choice.take(bare(part), is_whole=False)
         except ForebayError as error:
             release()
             self._end(Failure(error))
             return
         if self._asked.stream and (text or choice.news or choice.logprobs):
-            assert request.on_part is not None
             request.on_part(texts.event(number, choice, text), release)
         else:
             choice.texts.append(text)
@@ -346,11 +362,16 @@ class _Call:
     def _take(self, number: int, outcome: bytes | None) -> None:
         self._left -= 1
         texts = self._texts
+        if self._models.path == SPEECH:
+            self._end(None if outcome is None else audio_of(self._asked, outcome))
+            return
         if texts is None:
             assert outcome is not None
             self._results[number] = outcome
             if not self._left:
-                written, self._text_tokens = self._joined()
+                join, request = JOINED[self._models.path], self._request
+                about = request.id, int(time.time()), request.body
+                written, self._text_tokens = join(self._asked, *about, self._results)
                 self._end(written)
             return
         choice = self._choices[number]
@@ -366,15 +387,6 @@ class _Call:
         if not self._left:
             self._end(None)
 
-    def _joined(self) -> tuple[bytes, int]:
-        """Return the answer of vectors or scores, and how many tokens their texts were."""
-        path, request, results = self._models.path, self._request, self._results
-        if path == EMBEDDINGS:
-            return joined_vectors.whole(self._asked, results)
-        if path == RERANK:
-            return joined_scores.ranked(self._asked, request.id, request.body, results)
-        return joined_scores.scored(self._asked, request.id, int(time.time()), results)
-
     def _end(self, outcome: Outcome) -> None:
         self.call_off()
         self._models.answer(self._request, outcome, self._endpoint)
@@ -382,9 +394,8 @@ class _Call:
 
 class _OpenAiRoute(Route):
     def __init__(self, models: OpenAiModels, config: HttpConfig, staging: Staging) -> None:
-        contract = Contract(streams=models.path not in WHOLE, has_context=models.has_context, call=models.path)
         super().__init__(
-            StandIn(models, contract),
+            StandIn(models, models.contract),
             config.max_body_bytes,
             config.api_keys,
             config.cors_origins,
@@ -396,17 +407,19 @@ class _OpenAiRoute(Route):
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
         head = super().read_head(headers, query, in_query=in_query)
-        is_other = head.params["in"] != "json" and head.problem is None
+        given, reads = ("form", FORM_TYPE) if self.contract.is_named else ("json", JSON_TYPE)
+        is_other = head.params["in"] != given and head.problem is None
         if is_other or type(head.problem) is UnsupportedMedia:
             content_type = dict(headers).get(b"content-type", b"").decode("latin-1")
-            head.problem = unread_type(content_type, JSON_TYPE)
+            head.problem = unread_type(content_type, reads)
             head.is_simple = False
-        head.params = PARAMS["json", "json"]  # so are answers
+        head.params = PARAMS[given, "json"]
         return head
 
     def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
-        """Count the elements of a body; there are no tensors here."""
-        del head
+        """Count the elements of a body; there are no tensors here, and a form was counted as it came."""
+        if head.params["in"] == "form":
+            return None
         return json_elements(body, self.elements.elsewhere, self.elements.elsewhere)
 
     @cached_property
@@ -430,10 +443,12 @@ class _OpenAiRoute(Route):
 
     def cost_event(self, cost: bytes) -> bytes:
         """Write what a stream has cost, as a comment after its end."""
-        return COST % cost if cost else b""
+        return COST % cost if cost and not self.contract.raw_output else b""
 
     def last_part(self, error: ForebayError, request_id: str) -> bytes:
-        """Write an error that ends a stream."""
+        """Write an error that ends a stream; nothing if that is cut off, as audio has no word for it."""
+        if self.contract.raw_output:
+            return b""
         return b"%bdata: %b\n\n" % (self._door.error_event, self._door.error_body(error, request_id))
 
 
@@ -442,7 +457,7 @@ def _full(name: str) -> QueueFull:
 
 
 @lru_cache(1024)
-def _params(call: str, wanted: str) -> Mapping[str, str]:
+def _params(call: str, given: str, wanted: str) -> Mapping[str, str]:
     """Return the params of samples; shared, so that a batch of equals is seen at once."""
-    params = {**PARAMS["json", "json"], "out": wanted}
+    params = {"in": given, "out": wanted}
     return {**params, CALL: call} if call else params

@@ -297,8 +297,9 @@ class Route:
     def stream_head(self, first: Any, request_id: str) -> tuple[int, list[tuple[bytes, bytes]]]:
         """Return status and headers of a streamed answer; its first part may bring some."""
         own = _own_headers(first) if type(first) is Media else []
+        kind = getattr(first, "type", "") or (native.RAW_TYPE if self.contract.raw_output else native.STREAM_TYPE)
         usual = [
-            (b"content-type", (native.RAW_TYPE if self.contract.raw_output else native.STREAM_TYPE).encode()),
+            (b"content-type", kind.encode()),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
             (b"x-request-id", request_id.encode()),
