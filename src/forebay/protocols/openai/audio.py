@@ -16,11 +16,12 @@ from forebay.protocols.openai.answer_blocks import Block, BlockAnswer
 from forebay.protocols.openai.request_reading import Asked, invalid
 from forebay.protocols.openai.texts import Choice
 from forebay.types.call import Media
+from forebay.types.first_use import known
 
 SPEECH: Final = "audio/speech"
 TRANSCRIPTS: Final = "audio/transcriptions"
 _BEGINS: Final = {b"RIFF": "wav", b"fLaC": "flac", b"OggS": "ogg"}
-_parts: Final = msgspec.msgpack.Decoder(list[tuple[str, memoryview, str | None, str, int]])
+_parts: Final = msgspec.msgpack.Decoder(known(list[tuple[str, memoryview, str | None, str, int]]))
 """Reads forms as `FormPart` writes them; files are not copied."""
 
 
