@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from forebay.errors import RunnerFailed, ValidationError
-from forebay.types.call import After, Failure
+from forebay.types.call import HEALTH, After, Failure
 from forebay.workers.runner import Runner
 from forebay.workers.user_calls.cancel import is_cancelled
 
@@ -236,6 +236,15 @@ class Unwilling(Told):
         if self.how == "kill":
             self.do_kill([])
         raise RuntimeError("no weights")
+
+
+class Unwell(Told):
+    """Fails each check of its health."""
+
+    def run(self, items):
+        if HEALTH in items[0].params:
+            raise RunnerFailed("it is not well")
+        return super().run(items)
 
 
 class Keeps(Told):

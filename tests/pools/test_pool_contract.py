@@ -33,6 +33,7 @@ from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
 from forebay.workers.pool import CREDIT, Pool
 from forebay.workers.pools import process_pool
+from forebay.workers.pools.health_checks import HealthChecks
 from forebay.workers.pools.inline import InlinePool
 from forebay.workers.pools.process_pool import ProcessPool
 from forebay.workers.pools.seating import PORTION
@@ -1151,6 +1152,28 @@ def test_an_idle_worker_that_dies_is_seen_at_once():
             await eventually(lambda: woken)
             assert woken == [1]
             assert await rig.run("next") == ["next"]
+
+    run(main())
+
+
+def test_a_process_in_the_place_of_another_has_failed_no_check_yet():
+    async def main():
+        async with Rig(pool_of("processes", "Unwell")) as rig:
+            pool, answered = rig.pool, []
+            health = HealthChecks(2 * PATIENCE_S, 2, pool.check, pool.replace, lambda: answered.append(len(answered)))
+            pool.health = health
+
+            async def pid_after_checks(count):
+                health.ask_all(pool.checked)
+                await eventually(lambda: len(answered) == count)
+                return (await rig.run(["pid"]))[0]
+
+            first = await pid_after_checks(1)
+            os.kill(first, signal.SIGKILL)
+            second = await rig.run(["pid"])
+            assert [await pid_after_checks(2)] == second != [first], "its first failure, the second of the worker"
+            assert [await pid_after_checks(3)] != second, "its second failure in a row"
+            health.stop()
 
     run(main())
 

@@ -98,6 +98,11 @@ class HealthChecks:
         if health is not None and health.is_due:
             self._ask(worker, health)
 
+    def replaced(self, worker: int) -> None:
+        """Count the failures of a worker from zero; it stays unhealthy until a check passes."""
+        if (health := self._workers.get(worker)) is not None:
+            health.failures = 0
+
     def unhealthy(self, up: Collection[int]) -> list[str]:
         """Return a sentence for each of the workers that are up and not healthy."""
         found = [(worker, health.reason) for worker, health in self._workers.items() if worker in up and health.reason]

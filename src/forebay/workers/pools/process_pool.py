@@ -410,6 +410,8 @@ class ProcessPool(SlotPool[WorkerSlot]):
             worker.ready_life = worker.slots[slot]
             assert worker.supervisor is not None
             worker.supervisor.ready(worker.ready_life)
+            if self.health is not None:
+                self.health.replaced(worker.index)
             self._admit_again()  # before `super().ready`: it sets `idle` to 0, and this slot counts from here on
             self._changed.set()
         super().ready(slot, before)
