@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may call: TLS, API keys, and the pages of other origins."""
 
+import asyncio
 import socket
 import ssl
 import sys
@@ -10,6 +11,10 @@ import httpx
 import pytest
 import trustme
 from tests.waiting import PATIENCE_S
+
+from forebay.server.app import App
+from forebay.server.config import HttpConfig
+from forebay.transports.http.asgi import asgi_app
 
 ORIGIN = "http://page.example"
 PUBLIC = ["/healthz", "/readyz", "/docs", "/openapi.json", "/docs/docs-init.js"]
@@ -276,6 +281,21 @@ def test_the_document_says_that_a_key_is_needed(guarded):
     document = guarded.client.get("/openapi.json").json()
     assert document["components"]["securitySchemes"]
     assert document["security"]
+
+
+@pytest.mark.parametrize("is_public", [True, False])
+def test_the_document_says_of_metrics_what_the_server_does(is_public):
+    config = HttpConfig(api_keys=("k1",), public_metrics=is_public)
+
+    async def pages():
+        transport = httpx.ASGITransport(asgi_app(App([]), config))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            metrics, document = await client.get("/metrics"), await client.get("/openapi.json")
+            return metrics.status_code, document.json()["paths"]["/metrics"]["get"]
+
+    status, operation = asyncio.run(pages())
+    assert status == (200 if is_public else 401)
+    assert (operation.get("security") == [], "401" not in operation["responses"]) == (is_public, is_public)
 
 
 def test_a_right_key_beside_a_wrong_one_does_the_same_on_both_lanes(guarded):

@@ -20,6 +20,12 @@ from forebay.protocols.openapi_components import COMPONENTS, Documented, Json, S
 PUBLIC_PATHS: Final = frozenset({"/healthz", "/readyz", "/docs", "/openapi.json"})
 """What is answered without an API key: probes carry none, and the page must load before a key can be typed into it."""
 
+
+def public_paths(*, metrics: bool) -> frozenset[str]:
+    """Return what is answered without an API key, where metrics may be as well."""
+    return PUBLIC_PATHS | {"/metrics"} if metrics else PUBLIC_PATHS
+
+
 _SERVER_IDS: Final = (
     *("list_models", "live", "ready", "metrics", "openapi", "docs"),
     *("load_version", "swap_version", "unload_version", "share"),
@@ -71,6 +77,7 @@ def document(
     *,
     api_key: bool = False,
     manages: bool = False,
+    public: Collection[str] = PUBLIC_PATHS,
     apart: Collection[Described] = (),
 ) -> Json:
     """Describe a server.
@@ -79,6 +86,7 @@ def document(
         endpoints: What it serves. Those of one name are its versions, first the one that answers what names none. If
             there is one name, it also answers at `/`.
         manages: Whether versions may be managed over HTTP.
+        public: Paths that need no API key.
         apart: Versions that nobody asks who names none.
     """
     schemas = Schemas()
@@ -89,7 +97,7 @@ def document(
         if one.input.openai:
             asked.setdefault(one.input.openai, []).append((one.name, schemas.add(one.input, one.name)))
     paths |= openai.paths_of(asked, schemas, api_key=api_key)
-    paths |= _housekeeping(api_key=api_key)
+    paths |= _housekeeping(api_key=api_key, public=public)
     if manages:
         paths |= _management(api_key=api_key)
     components: Json = {
@@ -248,7 +256,7 @@ def _describe(endpoint: Described, operation_id: str, *, api_key: bool) -> Json:
     }
 
 
-def _housekeeping(*, api_key: bool) -> dict[str, Json]:
+def _housekeeping(*, api_key: bool, public: Collection[str]) -> dict[str, Json]:
     models = {
         "type": "object",
         "required": ["models"],
@@ -266,17 +274,16 @@ def _housekeeping(*, api_key: bool) -> dict[str, Json]:
     ]
     paths: dict[str, Json] = {}
     for path, operation_id, summary, media, schema, codes in rows:
-        public = path in PUBLIC_PATHS
         operation: Json = {
             "operationId": operation_id,
             "summary": summary,
             "tags": [_SERVER],
             "responses": {
                 "200": _answer(summary, media, schema),
-                **_failures(codes, api_key=api_key and not public),
+                **_failures(codes, api_key=api_key and path not in public),
             },
         }
-        if api_key and public:
+        if api_key and path in public:
             operation["security"] = []
         paths[path] = {"get": operation}
     return paths

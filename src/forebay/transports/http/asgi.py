@@ -373,7 +373,7 @@ class _KeyCheck:
         self._routes = routes
         self._keys = keys
         self._has_dashboard = config.dashboard
-        self._has_public_metrics = config.public_metrics
+        self._public = openapi.public_paths(metrics=config.public_metrics) | kserve_calls.PUBLIC_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_public(scope) and not lets_in(self._keys, scope["headers"]):
@@ -392,10 +392,8 @@ class _KeyCheck:
 
     def _is_public(self, scope: Scope) -> bool:
         path = path_of(scope)
-        if path in openapi.PUBLIC_PATHS or path in kserve_calls.PUBLIC_PATHS or path.startswith("/docs/"):
+        if path in self._public or path.startswith("/docs/"):
             return True
-        if path == "/metrics":
-            return self._has_public_metrics
         if not self._has_dashboard:
             return False
         return is_public(path) or (path == "/" and scope["method"] == "GET" and wants_page(HttpRequest(scope)))

@@ -211,11 +211,11 @@ class ServerPages:
                 title, version = "forebay", __version__
                 if len({one.name for one in described}) == 1:
                     title, version = described[0].name, described[0].version or __version__
-                keys, manages = bool(self._config.api_keys), self.management.is_open
+                public = openapi.public_paths(metrics=self._config.public_metrics)
+                access: dict[str, Any] = {"api_key": bool(self._config.api_keys), "public": public}
+                access["manages"] = self.management.is_open
                 # In a thread, as many of them take seconds, and requests must not wait for that.
-                document = await asyncio.to_thread(
-                    openapi.written, title, version, described, api_key=keys, manages=manages, apart=apart
-                )
+                document = await asyncio.to_thread(openapi.written, title, version, described, apart=apart, **access)
                 if changes == self._changes:
                     self._openapi = document
         return Response(document, media_type="application/json")
