@@ -44,3 +44,15 @@ def test_a_folder_is_no_encoder_for_one_of_its_files_alone(tmp_path):
     assert not is_repository(project)
     assert "did you mean" in _why_unknown(project)
     assert _extras_of(lay(tmp_path / "other", "model.onnx")) == ("onnx", "openvino")
+
+
+@pytest.mark.parametrize("file", ["flowers.pkl", "flowers.onnx", "flowers.txt"])
+def test_a_model_file_that_is_named_without_its_suffix_is_suggested(tmp_path, file):
+    (tmp_path / file).write_text("tree\nversion=v4\n")
+    assert _why_unknown(str(tmp_path / "flowers")).endswith(f"does not exist; did you mean {tmp_path / file}?")
+    assert "give a Python file" in _why_unknown(str(tmp_path / "flower"))
+
+
+def test_a_text_is_not_suggested_for_a_model(tmp_path):
+    (tmp_path / "flowers.txt").write_text("roses\n")
+    assert "give a Python file" in _why_unknown(str(tmp_path / "flowers"))

@@ -179,7 +179,7 @@ def _why_unknown(target: str) -> str:
         if len(files) == 1:
             return f"{target} {found}; did you mean {files[0]}?"
     elif not path.exists():
-        if file := _file_of_module(target):
+        if file := _file_of_module(target) or _model_file_of(target):
             return f"{target} does not exist; did you mean {file}?"
         found = "does not exist"
     elif path.suffix in (".yaml", ".yml"):
@@ -211,3 +211,11 @@ def _file_of_module(target: str) -> str:
         if os.path.isfile(file):  # noqa: PTH113 - a name may be too long for a file
             return f"{file}:{called}" if called else file
     return ""
+
+
+def _model_file_of(target: str) -> str:
+    """Return the model file that a target names but for its suffix; empty if there is none."""
+    from forebay.runtimes.model_file import KINDS
+
+    files = ((f"{target}{suffix}", kind) for suffix, kind in KINDS.items())
+    return next((file for file, kind in files if os.path.isfile(file) and kind.holds(Path(file))), "")  # noqa: PTH113
