@@ -208,6 +208,19 @@ def test_a_request_goes_through_one_queue_whichever_front_takes_it(divided, tmp_
 JSON = ("content-type: application/json",)
 
 
+def test_what_a_model_raises_is_logged_once(divided):
+    with divided.connect() as wire:  # to one front, which logs before it answers
+        for name in ("once", "next"):
+            assert wire.ask("POST", "/models/fails", b'"break"', headers=(*JSON, f"x-request-id: {name}")).status == 500
+
+    def records(name):
+        return [one for one in divided.records if one.get("request_ids") == [name]]
+
+    eventually(lambda: records("next"))
+    (record,) = records("once")
+    assert record["trace"].startswith("Traceback")
+
+
 @pytest.mark.parametrize("length", [10, 70_000, 3_000_000])
 def test_bodies_of_any_length_arrive_whole(divided, length):
     assert divided.call("fails", "ab" * length).json() == "ab" * length

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, cast
 
 import msgspec
 
-from forebay.errors import CapacityError, ForebayError, InvalidRequest, TooLarge, Unavailable, revive
+from forebay.errors import CapacityError, ForebayError, InvalidRequest, TooLarge, Unavailable, UserCodeError, revive
 from forebay.observe.logs.request_ids import id_of
 from forebay.observe.traces.trace_context import TraceContexts
 from forebay.owners.caller_conversation import MAX_PARAM_BYTES
@@ -559,6 +559,8 @@ def _outcome(told: EndedSeat | int, result: Any) -> Any:
         error = revive(kind, message, detail)
         if told.retry_s and isinstance(error, CapacityError):
             error.retry_at = time.monotonic() + told.retry_s
+        if isinstance(error, UserCodeError):
+            error.is_logged = True  # by the owner, with its traceback
         return Failure(error)
     if type(result) is Failure:  # it could not be read
         return result
