@@ -77,6 +77,7 @@ class Trial(msgspec.Struct, frozen=True, tag="tried"):
         main: What is asked where no signature is named.
         name: What the file calls that; empty if there is no other.
         others: Its other signatures by name.
+        ends_process: Whether the process ended by itself while it ran the file, as a worker may.
     """
 
     library: str
@@ -84,6 +85,7 @@ class Trial(msgspec.Struct, frozen=True, tag="tried"):
     main: SignaturePlan
     name: str = ""
     others: dict[str, SignaturePlan] = {}
+    ends_process: bool = False
 
 
 class SharedFile(Protocol):
@@ -163,7 +165,8 @@ def _asked(
             if is_kept and process.has_ended:
                 return None
             hint = "" if process.has_ended else " (--trial-s)"
-            return _alone(told, f"the process that tried it {process.how_it_ended(limits.max_s, max_bytes)}{hint}")
+            why = f"the process that tried it {process.how_it_ended(limits.max_s, max_bytes)}{hint}"
+            return msgspec.structs.replace(_alone(told, why), ends_process=process.has_ended)
         found = msgspec.json.decode(second, type=known(Trial))
         is_good = not any(one.sharing.why_not for one in (found.main, *found.others.values()))
         return found

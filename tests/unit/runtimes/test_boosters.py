@@ -14,6 +14,8 @@ from tests.models.boosted import OBJECTIVES, SUFFIXES, arrays, frame, predicted,
 import forebay.runtimes
 from forebay.errors import ConfigError, InvalidRequest
 from forebay.runtimes.sharing import sharing_of
+from forebay.server.config import Overrides
+from forebay.surfaces.native.model_files import read_model_file
 
 pytest.importorskip("xgboost")
 pytest.importorskip("lightgbm")
@@ -100,6 +102,19 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path, name):
         (tmp_path / name).write_bytes(data[:end])
         with pytest.raises(ConfigError, match=rf"{name} is cut off|{name}', which holds no model; expected"):
             forebay.runtimes.load(tmp_path / name)
+
+
+def test_a_damaged_file_that_ends_the_process_needs_processes(tmp_path):
+    path = save(tmp_path / "net.json")
+    found = json.loads(path.read_bytes())
+    for tree in found["learner"]["gradient_booster"]["model"]["trees"]:
+        tree["right_children"][0] = 100_000_000  # of which its row of missing values knows nothing
+        tree["default_left"] = [1] * len(tree["default_left"])
+    path.write_text(json.dumps(found))
+    (warning,) = read_model_file(path, Overrides()).warnings
+    assert "net.json is run on one request at a time: the process that tried it ended by signal " in warning
+    with pytest.raises(ConfigError, match=r"net.json needs worker kind process, found thread: the process that tried"):
+        read_model_file(path, Overrides(worker_kind="thread"))
 
 
 @pytest.mark.parametrize(

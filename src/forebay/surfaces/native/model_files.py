@@ -69,13 +69,15 @@ def read_model_file(
         raise ConfigError(
             f"{path} cannot run on {trial.missing[0]}: what runs it here ({trial.library}) knows no such device"
         )
+    why_not = trial.main.sharing.why_not
+    if trial.ends_process and overrides.worker_kind != "process":  # which would be the server
+        raise ConfigError(f"{path} needs worker kind process, found {overrides.worker_kind}: {why_not}")
     is_tied = any(device.cores for device in devices)
     others = {name: one for name, one in trial.others.items() if not unserved(one.signature)}
     own = None if is_tied else threads
     plan = FilePlan(str(path.absolute()), trial.main, own, trial.name, others, trust=trust, openvino=openvino)
     model = class_of(plan, None if shared is None else shared.load)
     spec = RunnerSpec(factory="forebay.serving.models.file_model:runner_of", kwargs={"plan": msgspec.to_builtins(plan)})
-    why_not = trial.main.sharing.why_not
     warnings = [f"{path} is run on one request at a time: {why_not}"] if why_not else []
     return ModelTarget(model, spec, [*warnings, *_unreached(path, trial.name, others)])
 
