@@ -17,6 +17,8 @@ from forebay.runtimes import encoder
 from forebay.runtimes.onnx import OnnxRuntime
 from forebay.runtimes.sharing import sharing_of
 from forebay.runtimes.signature import Value
+from forebay.server.config import Overrides
+from forebay.surfaces.native.model_files import read_model_file
 
 pytest.importorskip("tokenizers")
 SEQUENCES = "TinyForSequenceClassification"
@@ -243,3 +245,13 @@ def test_the_file_in_the_folder_can_still_be_served_by_itself(tmp_path):
     net = forebay.runtimes.load(folder(tmp_path / "net") / "model.onnx")
     assert [var.name for var in net.signature().feeds] == ["input_ids", "attention_mask", "token_type_ids"]
     assert net.signature().fetches[0].shape[-1] == encoders.SIZE
+
+
+def test_a_folder_without_a_configuration_is_served_with_tokens_and_that_is_said(tmp_path):
+    path = folder(tmp_path / "net") / "model.onnx"
+    said = (
+        f"{path} takes tokens: beside it is a tokenizer.json, but no config.json, without which texts cannot be served"
+    )
+    assert said not in read_model_file(path, Overrides()).warnings
+    (tmp_path / "net/config.json").unlink()
+    assert said in read_model_file(path, Overrides()).warnings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.runtimes.encoder_folder import is_encoder_folder
+from forebay.runtimes.encoder_folder import is_encoder_folder, why_tokens
 from forebay.runtimes.library import OpenVinoOptions, RunOptions, Trust
 from forebay.runtimes.model_file import KINDS
 from forebay.runtimes.saved_model import chosen, folder_of, signatures_of
@@ -78,7 +78,8 @@ def read_model_file(
     plan = FilePlan(str(path.absolute()), trial.main, own, trial.name, others, trust=trust, openvino=openvino)
     model = class_of(plan, None if shared is None else shared.load)
     spec = RunnerSpec(factory="forebay.serving.models.file_model:runner_of", kwargs={"plan": msgspec.to_builtins(plan)})
-    warnings = [f"{path} is run on one request at a time: {why_not}"] if why_not else []
+    alone = why_not and f"{path} is run on one request at a time: {why_not}"
+    warnings = [one for one in (alone, why_tokens(path)) if one]
     return ModelTarget(model, spec, [*warnings, *_unreached(path, trial.name, others)])
 
 
