@@ -255,6 +255,11 @@ class GenerateRoute(InferenceRoute):
         self._face = face
         self._is_streamed = is_streamed
 
+    def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Return status, headers and body of an answer that is an error, with the names that requests have."""
+        status, headers, body = super().fault(error, request_id)
+        return status, headers, generate_bodies.with_names_of_requests(body, self._face)
+
     def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
         """Count the elements of a body, and read its members."""
         del head
