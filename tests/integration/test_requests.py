@@ -277,6 +277,9 @@ def test_an_event_source_gets_a_stream(server):  # F50
     assert refused.json()["error"]["detail"] == {"path": "$.text"}
     for query, status in [("?text=a&times=x", 422), ("?text=%ff", 400), ("?" + "a=1&" * 200, 400), ("?txt=a", 422)]:
         assert server.client.get("/models/says" + query).status_code == status
+    many = "?" + "&".join(["a=1"] * 101)
+    for refused in (server.client.get(f"/models/says{many}"), server.client.post(f"/models/chooses{many}", json={})):
+        assert refused.json()["error"]["message"] == "the query: expected at most 100 parameters, got 101"
     assert server.client.get("/models/raw?x=1").json()["name"] == "raw"
 
 

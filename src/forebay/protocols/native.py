@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Final
-from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -31,6 +30,7 @@ from forebay.errors import (
 )
 from forebay.types.call import FIELDS
 from forebay.types.failures import failure_of
+from forebay.types.query import query_parameters
 
 JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
@@ -40,8 +40,6 @@ FORM_TYPE: Final = "multipart/form-data"
 
 TOO_LARGE: Final = "too_large"
 """Code of a body over a limit."""
-
-_MAX_FIELDS: Final = 100
 
 _FILES: Final = ("image/", "audio/", "video/", "application/pdf", RAW_TYPE)
 """Types of bodies that are somebody's file."""
@@ -242,11 +240,7 @@ def params_with_query(contract: Contract, params: Mapping[str, str], query: byte
     Raises:
         InvalidRequest: If it has too many parameters.
     """
-    try:
-        text = query.decode("latin-1")
-        said = parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict")
-    except ValueError as error:
-        raise InvalidRequest(f"the query cannot be read: {error}") from error
+    said = query_parameters(query, "latin-1")
     found: dict[str, Any] = {name: value for name, value in said if value and name in contract.query}
     if params["in"] != "query" and (fields := [pair for pair in said if pair[0] in contract.fields]):
         found[FIELDS] = fields

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
-from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -18,11 +17,10 @@ from forebay.errors import InvalidRequest, ValidationError
 from forebay.types.did_you_mean import nearest
 from forebay.types.file import File, FormPart
 from forebay.types.first_use import known
+from forebay.types.query import query_parameters
 
 Schema: TypeAlias = Mapping[str, Any]
 
-MAX_PARAMETERS: Final = 100
-"""Parameters of a query."""
 _JSON: Final = "application/json"
 _BOOLEANS: Final = {"on": True, "yes": True, "off": False, "no": False}
 """Beside true, false, 1 and 0, which types read: what a checkbox of HTML sends, and others write."""
@@ -63,12 +61,7 @@ class NamedReader:
             InvalidRequest: If it has too many parameters, or is not UTF-8.
             ValidationError: If they are no sample.
         """
-        try:
-            text = bytes(body).decode("ascii")
-            given = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict")
-        except ValueError as error:
-            raise InvalidRequest(f"the query cannot be read: {error}") from error
-        return self._read(_in_text(given), "the query")
+        return self._read(_in_text(query_parameters(bytes(body), "ascii")), "the query")
 
     def beside(self, given: Sequence[tuple[str, str]], body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of fields beside a body; raises an `InvalidRequest` if it has one of them itself."""

@@ -345,7 +345,7 @@ class _Form:
 
     def _begin(self) -> None:
         if len(self._parts) >= self._max_parts:
-            raise TooLarge(f"the form has more than {self._max_parts} fields and files")
+            raise TooLarge(f"the form has more than {self._max_parts} fields and files (--max-form-parts)")
         self._headers = {}
         self._header = [b"", b""]
         self._content = bytearray()

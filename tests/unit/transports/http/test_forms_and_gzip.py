@@ -269,7 +269,7 @@ def test_where_workers_do_not_see_the_disk_nothing_lies_there():
 @pytest.mark.parametrize(
     "parts, limits, why",
     [
-        ([("a", None, "", b"1")] * 5, {"max_form_parts": 4}, "more than 4 fields and files"),
+        ([("a", None, "", b"1")] * 5, {"max_form_parts": 4}, r"more than 4 fields and files \(--max-form-parts\)"),
         ([("a", None, "", bytes(MEMORY + 1))], {}, "the fields of the form are longer than 200 bytes"),
         ([("a", "f", "", bytes(2000))], {"max_form_bytes": 1000}, "the form is longer than 1000 bytes"),
         ([("a" * 300, "f", "", b"")], {}, "the name of a field is longer"),
