@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 from tests.generated import generate, lay
@@ -108,6 +109,28 @@ node {
     assert done.returncode == 0, done.stderr
     assert "imports" not in done.stderr
     assert (tmp_path / "requirements.txt").read_text().splitlines() == [HEAD, NUMPY]
+
+
+def test_a_pipeline_gets_what_runs_its_models(tmp_path):
+    script = """
+from paddle_serving_server.pipeline import Op, PipelineServer, RequestOp, ResponseOp
+server = PipelineServer("words")
+paddle = Op(name="paddle", input_ops=[RequestOp()])
+server.set_response_op(ResponseOp(input_ops=[Op(name="saved", input_ops=[paddle])]))
+server.prepare_server("config.yml")
+server.run_server()
+"""
+    conf = "{client_type: local_predictor, model_config: NAME}"
+    ops = "".join(f"  {name}:\n    local_service_conf: {conf.replace('NAME', name)}\n" for name in ("paddle", "saved"))
+    files = dict.fromkeys(("paddle/net.pdmodel", "paddle/net.pdiparams", "saved/saved_model.pb"), "")
+    files |= {"server.py": script, "config.yml": f"rpc_port: 18090\nhttp_port: 18080\nop:\n{ops}"}
+    done = generate(lay(tmp_path, files), "server.py")
+    assert done.returncode == 0, done.stderr
+    extras = ",".join(sorted(("grpc", "pipeline", "tensorflow" if find_spec("tensorflow") else "openvino")))
+    assert f'"forebay[{extras}]' in (tmp_path / "deploy/Dockerfile").read_text()
+    pinned = (tmp_path / "requirements.txt").read_text().splitlines()
+    assert f"setuptools=={version('setuptools')}" in pinned
+    assert "a model: imports paddle, which is not installed here" in done.stderr or "paddlepaddle" in str(pinned)
 
 
 @pytest.mark.parametrize("required", ["", "numpy", "Scikit_Learn>=1", "xgboost"])

@@ -38,6 +38,7 @@ def checked(recipe: Recipe, files: ContextFiles) -> Recipe:
         return recipe
     found, unpickling, warnings = read_project(recipe.folder, files.names, recipe.serve)
     imports = [one for one in found if not _is_ours(one.top)]
+    imports += [ProjectImport("a model", module, is_optional=False) for module in recipe.modules]
     if not files.is_whole:
         warnings.append(f"{recipe.folder} has more than {MAX_FILES:,} files; what the others import is not checked")
     has_any = any((recipe.folder / name).is_file() for name in (*recipe.files, "setup.py"))

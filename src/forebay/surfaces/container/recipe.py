@@ -67,6 +67,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         base: The first lines of the Dockerfile; none take the usual ones.
         variables: Variables of the environment of the image.
         extras: Which of forebay's extras are installed.
+        modules: What its models need beside them, as if it imported that.
         forebay: What pip installs instead of a release, with the lines that bring it; empty for a release.
         files: The files that say what to install besides: for a shell, for conda, for pip.
         requirements: Text of the file for pip, if the project has none and gets it.
@@ -95,6 +96,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ".".join(map(str, OLDEST_PYTHON))
     variables: Mapping[str, str] = {}
     extras: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
     forebay: tuple[str, ...] = ()
     files: tuple[str, str, str] = ("dependencies.sh", "conda-packages.txt", "requirements.txt")
     requirements: str = ""

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
 
 from forebay.errors import ConfigError
 from forebay.server.yaml import load
@@ -50,9 +53,10 @@ class PipelineSurface:
         path = Path(target).absolute()
         found, server = _captured(path, options)
         project = _project(found, server, options)
-        extras = ("pipeline", *_runtimes_of(server, path.parent))
+        extras, modules = _runtimes_of(server, path.parent)
         writes = (f"/app/{FOLDER}", "/dev/shm")  # noqa: S108 - where large values are kept
-        return recipe_of(project, options, folder=path.parent, target=(path.name,), extras=extras, writes=writes)
+        made = recipe_of(project, options, folder=path.parent, target=(path.name,), extras=extras, writes=writes)
+        return msgspec.structs.replace(made, modules=modules)
 
 
 def serve(server: Any) -> int:
@@ -85,16 +89,21 @@ def _project(found: script.Script, server: PreparedServer, options: Options) -> 
     return project_of(server, lambda: found, options)
 
 
-def _runtimes_of(server: PreparedServer, folder: Path) -> set[str]:
-    """Return the extras that run the model files of its ops."""
+def _runtimes_of(server: PreparedServer, folder: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Return what runs the model files of its ops: extras, beside that for pipelines, and modules that none brings."""
     from forebay.runtimes.model_file import KINDS
+    from forebay.runtimes.saved_model import FILE
     from forebay.surfaces.pipeline.dag.op_workers import built
 
     all_settings = built(server)[0].settings.values()
     local: list[dict[str, Any]] = [settings["local_service_conf"] or {} for settings in all_settings]
     places = [folder / conf["model_config"] for conf in local if conf.get("model_config")]
     files = [file for place in places for file in (place, *place.glob("*"))]
-    return {kind.extra for file in files if (kind := KINDS.get(file.suffix)) is not None and kind.holds(file)}
+    extras = {kind.extra for file in files if (kind := KINDS.get(file.suffix)) is not None and kind.holds(file)}
+    if any(file.name == FILE for file in files):
+        extras.add("openvino" if find_spec("tensorflow") is None else "tensorflow")
+    is_paddle = any(file.name == "__model__" or file.with_suffix(".pdiparams").is_file() for file in files)
+    return ["pipeline", *extras], ("paddle", "setuptools") if is_paddle else ()
 
 
 def _is_configuration(path: Path) -> bool:
