@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _ONLY: Final = {"input": "text_input", "output": "text_output"}
 """What the extension calls an input and an output that have no names in the model."""
-_UNNAMED: Final = re.compile(rb"\b(input|tensor|takes) 'input'")
-"""Where errors name an input."""
+UNNAMED: Final = re.compile(rb"\b(input|tensor|takes) 'input'")
+"""Where errors name an input that has no name in the model."""
 _SHORT_LIST: Final = 64
 """Bytes of a list that may hold nothing but blanks."""
 _MEANT: Final = ("timeout", "priority")
@@ -99,11 +99,6 @@ def request_of(fields: Mapping[str, Field], face: TensorFace) -> InferRequest:
         elif name in _MEANT:
             parameters[name] = _read(name, field.value)
     return InferRequest(model="", inputs=inputs, id=name_of_call, parameters=parameters, is_binary=False)
-
-
-def with_names_of_requests(error: bytes, face: TensorFace) -> bytes:
-    """Return the body of an error in which an input without a name has that of the extension."""
-    return _UNNAMED.sub(rb"\1 'text_input'", error) if [one.name for one in face.inputs] == ["input"] else error
 
 
 def encode_answer(response: InferResponse) -> bytes:

@@ -256,9 +256,10 @@ class GenerateRoute(InferenceRoute):
         self._is_streamed = is_streamed
 
     def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """Return status, headers and body of an answer that is an error, with the names that requests have."""
+        """Return status, headers and body of an answer that is an error, which calls an input as requests do."""
         status, headers, body = super().fault(error, request_id)
-        return status, headers, generate_bodies.with_names_of_requests(body, self._face)
+        is_unnamed = [one.name for one in self._face.inputs] == ["input"]
+        return status, headers, generate_bodies.UNNAMED.sub(rb"\1 'text_input'", body) if is_unnamed else body
 
     def counting(self, head: Head, body: bytes | memoryview) -> Steps[Any] | None:
         """Count the elements of a body, and read its members."""
