@@ -57,14 +57,6 @@ def is_encoder_folder(path: Path) -> bool:
     return is_encoder(lambda name: (path / name).is_file())
 
 
-def why_tokens(network: Path) -> str:
-    """Return why the network of an encoder is served with tokens, where its folder should be; else an empty text."""
-    folder = network.parent
-    if network.suffix != ".onnx" or not (folder / TOKENIZER).is_file() or (folder / _CONFIG).is_file():
-        return ""
-    return f"{network} takes tokens: beside it is a {TOKENIZER}, but no {_CONFIG}, without which texts cannot be served"
-
-
 def network_of(folder: Path) -> Path:
     """Return the ONNX file of an encoder; raises a `ConfigError` if that or the tokenizer is not there."""
     if not (folder / TOKENIZER).is_file():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.runtimes.encoder_folder import is_encoder_folder, why_tokens
+from forebay.runtimes.encoder_folder import TOKENIZER, is_encoder_folder
 from forebay.runtimes.library import OpenVinoOptions, RunOptions, Trust
 from forebay.runtimes.model_file import KINDS
 from forebay.runtimes.saved_model import chosen, folder_of, signatures_of
@@ -78,8 +78,10 @@ def read_model_file(
     plan = FilePlan(str(path.absolute()), trial.main, own, trial.name, others, trust=trust, openvino=openvino)
     model = class_of(plan, None if shared is None else shared.load)
     spec = RunnerSpec(factory="forebay.serving.models.file_model:runner_of", kwargs={"plan": msgspec.to_builtins(plan)})
-    alone = why_not and f"{path} is run on one request at a time: {why_not}"
-    warnings = [one for one in (alone, why_tokens(path)) if one]
+    warnings = [f"{path} is run on one request at a time: {why_not}"] if why_not else []
+    if path.suffix == ".onnx" and path.with_name(TOKENIZER).is_file() and not is_encoder_folder(path.parent):
+        lacks = f"beside it is a {TOKENIZER}, but no config.json, without which texts cannot be served"
+        warnings.append(f"{path} takes tokens: {lacks}")
     return ModelTarget(model, spec, [*warnings, *_unreached(path, trial.name, others)])
 
 
