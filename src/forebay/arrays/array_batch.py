@@ -87,7 +87,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         Raises:
             BatchMismatch: An entry differs from the others in structure, shape, dtype, kind or device, or is empty.
-            InvalidRequest: An entry is no tree of arrays.
+            InvalidRequest: An entry is not a tree of arrays.
         """
         return _extend(Batch() if onto is None else onto, entries, stacked=True)
 
@@ -101,7 +101,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Raises:
             BatchMismatch: An entry differs from the others in structure, row shape, dtype, kind or device, its leaves
                 have first axes of different lengths, or it is empty.
-            InvalidRequest: An entry is no tree of arrays.
+            InvalidRequest: An entry is not a tree of arrays.
         """
         return _extend(Batch() if onto is None else onto, entries, stacked=False)
 

@@ -130,7 +130,7 @@ def concurrent(options: Options) -> list[dict[str, Any]]:
     """Return as many partitions on the CPU as `max_concurrency` says.
 
     Raises:
-        ConfigError: It is no whole number from 1 to `MAX_WORKERS`.
+        ConfigError: It is not a whole number from 1 to `MAX_WORKERS`.
     """
     count = options.get("max_concurrency", 1)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_WORKERS:

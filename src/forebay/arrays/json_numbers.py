@@ -2,7 +2,7 @@
 """Arrays of numbers in JSON, written as TensorFlow Serving writes them.
 
 Floats of up to 32 bits have six significant digits, or nine where six do not read back as the same float. NaN and
-infinities stand as `NaN`, `Infinity` and `-Infinity`, which is no JSON but what its clients read.
+infinities stand as `NaN`, `Infinity` and `-Infinity`, which is not JSON but what its clients read.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ _known: dict[type, Kind | None] = {
 
 
 def find_kind(leaf: Any) -> Kind | None:
-    """Return whose array this is; None if it is no array and no number."""
+    """Return whose array this is; None if it is neither an array nor a number."""
     cls = cast("type[Any]", type(leaf))
     try:
         return _known[cls]
@@ -273,7 +273,7 @@ def find_kind(leaf: Any) -> Kind | None:
 
 
 def kind_of(leaf: Any) -> Kind:
-    """Return whose array this is; raises an `InvalidRequest` if it is no array and no number."""
+    """Return whose array this is; raises an `InvalidRequest` if it is neither an array nor a number."""
     kind = find_kind(leaf)
     if kind is None:
         raise InvalidRequest(f"expected an array of numpy, torch or jax or a number, got a {type(leaf).__name__}")

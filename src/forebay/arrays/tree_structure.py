@@ -76,7 +76,7 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """Take a tree apart into its leaves and what holds them together.
 
     Raises:
-        InvalidRequest: A leaf is no array and no number, or the tree is deeper than `MAX_DEPTH`; says where.
+        InvalidRequest: A leaf is neither an array nor a number, or the tree is deeper than `MAX_DEPTH`; says where.
     """
     leaves: list[Any] = []
     return leaves, _flatten(tree, leaves, ())

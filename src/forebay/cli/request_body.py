@@ -31,7 +31,7 @@ def body_of(data: Sequence[str]) -> tuple[bytes | None, str | None]:
     """Return what DATA says to send, and the media type it probably has; nothing without DATA.
 
     Raises:
-        ConfigError: If it is no JSON and no form, or a file that cannot be read.
+        ConfigError: If it is neither JSON nor a form, or a file that cannot be read.
     """
     if not data:
         return None, None

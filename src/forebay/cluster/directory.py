@@ -150,7 +150,7 @@ def read_directory(data: bytes | memoryview) -> Directory:
     """Read what a writer has sent. Fields that a later version has added are ignored.
 
     Raises:
-        InvalidRequest: It is no directory, or has more of something than the constants allow.
+        InvalidRequest: It is not a directory, or has more of something than the constants allow.
     """
     if len(data) > MAX_BYTES:
         raise InvalidRequest(f"expected a directory of at most {MAX_BYTES} bytes, got {len(data)}")

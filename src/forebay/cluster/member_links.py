@@ -84,7 +84,7 @@ class MemberLinks:
         return link.slots.get(number) or f"{member.address} is being stopped"
 
     def keep(self, directory: Directory) -> None:
-        """Hang up on those that are no members any more, once their calls are over."""
+        """Hang up on those that are not members any more, once their calls are over."""
         listed = {member.id for members in directory.members.values() for member in members}
         for name, opening in [*self._links.items()]:
             if name not in listed and opening.done() and not opening.cancelled() and opening.exception() is None:
@@ -126,7 +126,7 @@ class MemberLinks:
         """Connect to a member.
 
         Raises:
-            OSError: It cannot be reached, or is no member that this program may call.
+            OSError: It cannot be reached, or is not a member that this program may call.
             ConfigError: Its address is none.
         """
         link: OwnerLink | None = None

@@ -463,4 +463,4 @@ def _forget(membership: Membership) -> None:
 
 
 def _ignore(*_: object) -> None:
-    """The models of the server are no servings."""
+    """The models of the server are not servings."""

@@ -27,7 +27,7 @@ def take_port(folder: NodeFolder, host: str, wanted: int) -> int:
     """Return the port of a node's front: the wanted one, or a free one if another node on this machine has that.
 
     Raises:
-        ConfigError: A program that is no node of the deployment has it.
+        ConfigError: A program that is not a node of the deployment has it.
         OSError: The folder cannot be used.
     """
     with _alone(folder):

@@ -44,7 +44,7 @@ class PeerServers(Links):
         """Have these peers from now on, and no others; called on the loop, or before the start.
 
         Raises:
-            ConfigError: One is no address, or there are too many; nothing has changed.
+            ConfigError: One is not an address, or there are too many; nothing has changed.
         """
         self._wanted = read_peers(addresses)
         if self._is_up:
@@ -180,4 +180,4 @@ def _is_local(address: str) -> bool:
 
 
 def _ignore(*_: Any) -> None:
-    """The models of the server are no servings."""
+    """The models of the server are not servings."""

@@ -111,7 +111,7 @@ class _Program:
         os.write(self._out, msgspec.json.encode(RayEvent(**event)) + b"\n")
 
     def _connect(self) -> None:
-        """Join the cluster; raises a `ConfigError` if there is none, or this machine is no node of it."""
+        """Join the cluster; raises a `ConfigError` if there is none, or this machine is not a node of it."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         if self._job.auth_mode:
             os.environ[AUTH_MODE] = self._job.auth_mode

@@ -41,7 +41,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
             that all are in one.
         optional: Input ports that may be empty when it fires. A node that lacks a packet on any other port does not
             run, and its output streams carry nothing at that timestamp.
-        back_edges: Input ports that close a loop, which is no cycle then.
+        back_edges: Input ports that close a loop, which is not a cycle then.
         max_in_flight: How often it may run at a time for one run of the graph; what is due beyond that waits its turn.
             None sets no bound.
         closed_loop: Whether it is an error to run it with anything from its other ports while its loop still turns.

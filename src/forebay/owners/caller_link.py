@@ -354,7 +354,7 @@ class CallerLink(asyncio.Protocol):
 
         Args:
             about: What its hello says.
-            member: Keeps what the other side says of its servings; None if it is no member.
+            member: Keeps what the other side says of its servings; None if it is not a member.
         """
         self._member = member
         self.is_unread = False

@@ -61,7 +61,7 @@ def set_apart(body: Any, place: Laying = nowhere, depth: int = _DEPTH) -> tuple[
     """Return what stands in a frame for a body, and the pieces that follow the frame.
 
     Raises:
-        TypeError: It is no plain data.
+        TypeError: It is not plain data.
     """
     kind = body.__class__
     if kind in _BUFFERS:
@@ -179,7 +179,7 @@ class Apart:
         self._holder[self._at] = value
 
     def settle(self, max_elements: int) -> None:
-        """Put what has come where it stands; raises an `InvalidRequest` if it is no list."""
+        """Put what has come where it stands; raises an `InvalidRequest` if it is not a list."""
         sink, self.sink = self.sink, None
         if sink is None:
             return

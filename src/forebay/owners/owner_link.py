@@ -95,7 +95,7 @@ class OwnerLink(asyncio.Protocol):
             on_models: Called with what the owner serves, whenever that changes.
             on_end: Called once when it takes no further requests.
             on_lost: Called once when the connection is closed.
-            on_directory: Called with what runs where, whenever that changes; None for a front that is no member.
+            on_directory: Called with what runs where, whenever that changes; None for a front that is not a member.
             read: Reads what the owner tells of one model; raises a `ForebayError`.
         """
         loop = asyncio.get_running_loop()
@@ -304,7 +304,7 @@ class OwnerLink(asyncio.Protocol):
         return str(cast("tuple[Any, ...]", name)[0]) if isinstance(name, tuple) else ""
 
     def say(self, frame: bytes) -> None:
-        """Send a frame that is no request."""
+        """Send a frame that is not a request."""
         self._write(frame)
 
     def forget(self, slot: OwnerSlot) -> None:
@@ -360,7 +360,7 @@ class OwnerLink(asyncio.Protocol):
 
         Raises:
             TooLarge: The owner does not read it.
-            TypeError: It is no plain data.
+            TypeError: It is not plain data.
         """
         most, size = self._conversation.max_body_bytes, bytes_of(body)
         if size > most:
@@ -523,7 +523,7 @@ def _packed(params: Mapping[str, Any]) -> bytes:
 
     Raises:
         TooLarge: The owner does not read them.
-        TypeError: They are no plain data.
+        TypeError: They are not plain data.
     """
     packed = frames.encode_part(params)
     if len(packed) > MAX_PARAM_BYTES:

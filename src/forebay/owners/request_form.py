@@ -89,7 +89,7 @@ def _require_no_paths(body: bytes | memoryview) -> None:
     """Check that a form holds its files, and names none that lie on this machine.
 
     Raises:
-        InvalidRequest: It does, or is no form.
+        InvalidRequest: It does, or is not a form.
     """
     try:
         is_here = all(part.size < 0 for part in _FORM.decode(body))

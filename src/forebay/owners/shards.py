@@ -39,7 +39,7 @@ def agreed(current: D | None, told: Sequence[D]) -> D:
 
 
 def shard_hosts(found: Iterable[tuple[int, str]]) -> list[str]:
-    """Return the addresses of the shards that a name stands for; a single one is no shard.
+    """Return the addresses of the shards that a name stands for; a single one is not a shard.
 
     An owner may have an address of each family, so only one family is looked at: that with most addresses.
 

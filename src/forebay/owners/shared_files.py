@@ -75,7 +75,7 @@ class SharedFiles:
             places: Where the copy lands, if it is to be seen by workers; None makes bytes.
 
         Raises:
-            InvalidRequest: That is no file of the other side, or it is shorter than was said.
+            InvalidRequest: That is not a file of the other side, or it is shorter than was said.
             OSError: It cannot be opened.
         """
         path, inode, offset, length = place

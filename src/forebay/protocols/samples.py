@@ -41,7 +41,7 @@ def samples_in_steps(
         values: The most elements that samples of a long body in msgpack may have together; those of JSON were counted.
 
     Raises:
-        InvalidRequest: If it is malformed, ValidationError if it is no array or an empty one.
+        InvalidRequest: If it is malformed, ValidationError if it is not an array or an empty one.
         TooLarge: If it has too many elements.
     """
     limit = min(limit, MAX_SAMPLES)
@@ -73,7 +73,7 @@ def _in_msgpack(body: Data, limit: int, values: int) -> Steps[list[memoryview] |
     """Return the elements unread, or None if there are more than the limit.
 
     Raises:
-        msgspec.DecodeError: If they do not end where the body does, msgspec.ValidationError if it is no array.
+        msgspec.DecodeError: If they do not end where the body does, msgspec.ValidationError if it is not an array.
         TooLarge: If there are more values in them than possible.
     """
     start, count = _msgpack_head(body)  # their number comes first
@@ -95,7 +95,7 @@ def _in_msgpack(body: Data, limit: int, values: int) -> Steps[list[memoryview] |
 
 
 def _msgpack_head(body: Data) -> tuple[int, int]:
-    """Return how long the head of an array is, and how many elements follow; none if it is no array."""
+    """Return how long the head of an array is, and how many elements follow; none if it is not an array."""
     first = body[0] if body else 0
     if first & _SHORT_MASK == _SHORT:
         return 1, first - _SHORT

@@ -26,7 +26,7 @@ class WholeHeadResponse(http.client.HTTPResponse):
         try:
             super().begin()
         finally:
-            if not self.isclosed():  # as what is no HTTP is at once
+            if not self.isclosed():  # as what is not HTTP is at once
                 this.fp = file
 
 

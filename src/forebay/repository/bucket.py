@@ -176,7 +176,7 @@ class Bucket:
         raise AssertionError
 
     def folder(self) -> Path | None:
-        """Return None: an object is no file."""
+        """Return None: an object is not a file."""
         return None
 
     def _key(self, path: str) -> str:
@@ -305,7 +305,7 @@ def _element(text: str, name: str) -> str:
 
 
 def _check_endpoints(scheme: str) -> None:
-    """Check where the environment says which server is asked: obstore panics over a text that is no address.
+    """Check where the environment says which server is asked: obstore panics over a text that is not an address.
 
     Raises:
         ConfigError: If one of them is none.
@@ -320,6 +320,6 @@ def _is_endpoint(value: str) -> bool:
     try:
         found = urlsplit(value)
         is_whole = found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0
-    except ValueError:  # its port is no number, or its address no address
+    except ValueError:  # its port is not a number, or its address not an address
         return False
     return is_whole and value.isascii() and value.isprintable() and not set(value) & set(' "<>\\^`{|}')

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists a bucket within bounds; an object with an odd key costs no more than itself.
 
-Theory of operation. obstore lists flat, page by page, and drops a whole page with one key that is no path (`a//b`,
+Theory of operation. obstore lists flat, page by page, and drops a whole page with one key that is not a path (`a//b`,
 `../x`, a control character). Only then the place is walked folder by folder, and the folder with the odd key is listed
 from the first name on that a model may have: names begin with a letter or a digit, and both sort after `/` and `.`.
 Where that does not help either, the folder stays as it was listed last; the place itself cannot be listed then.

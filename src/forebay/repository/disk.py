@@ -274,7 +274,7 @@ def _files_in(folder: Path) -> Iterator[str]:
 
 
 def _has_all(folder: Path, revision: Revision) -> bool:
-    """Tell whether all files of a revision are in a folder, as large as they are, and are no links."""
+    """Tell whether all files of a revision are in a folder, as large as they are, and are not links."""
     try:
         seen = [((folder / file.path).lstat(), file.size) for file in revision.files]
     except OSError:

@@ -79,7 +79,7 @@ class Catalog(msgspec.Struct, frozen=True):
 
     Attributes:
         models: The revisions of each model by the number of the version, in rising order.
-        problems: What is there and is no model, or a broken one: which path, and which rule.
+        problems: What is there and is not a model, or a broken one: which path, and which rule.
         kind: What the place was taken for; None if it has no model.
     """
 

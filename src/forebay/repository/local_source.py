@@ -150,7 +150,7 @@ def files_of_model(path: Path, beside: Collection[str] = ()) -> tuple[StoredFile
     files = LocalFolder(path.parent).files_of("", depth=0) or ()
     found = {file.path: file for file in files if file.path in beside or _belongs(file.path, path)}
     for name in files_beside(path) if path.suffix == ".onnx" else ():
-        with contextlib.suppress(OSError, ValueError):  # it is not there, or that is no name
+        with contextlib.suppress(OSError, ValueError):  # it is not there, or that is not a name
             about = (path.parent / name).stat()
             found[name] = StoredFile(name, about.st_size, _tag(about), about.st_mtime)
     return tuple(found.values())

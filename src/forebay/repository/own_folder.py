@@ -32,7 +32,7 @@ def close_to_others(folder: Path) -> bool:
     """Have nobody else write to a folder; returns whether others could so far.
 
     Raises:
-        OSError: If it is no folder, belongs to another user, or cannot be closed.
+        OSError: If it is not a folder, belongs to another user, or cannot be closed.
     """
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode):

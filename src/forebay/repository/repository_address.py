@@ -33,7 +33,7 @@ def source_of(address: str, below: Path, limits: ListingLimits = USUAL) -> Model
         limits: What a listing of it may have.
 
     Raises:
-        ConfigError: If it is no address of a source, or what reads such sources is not installed.
+        ConfigError: If it is not an address of a source, or what reads such sources is not installed.
     """
     scheme, colon, rest = address.partition("://")
     if not colon:

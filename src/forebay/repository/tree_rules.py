@@ -20,7 +20,7 @@ import msgspec
 from forebay.repository.listing import Catalog, Revision, StoredFile
 
 Holds = Callable[[Collection[str]], str]
-"""Returns why files with these paths are no version of a model; empty if they are."""
+"""Returns why files with these paths are not a version of a model; empty if they are."""
 
 NOT_READ: Final = frozenset({"config.pbtxt", "config.json", "graph.pbtxt"})
 """Files in repositories of other servers that tell these servers what to do."""
@@ -42,7 +42,7 @@ class TreeRules(msgspec.Struct, frozen=True, kw_only=True):
         is_strict: Whether a model has versions only if nothing else lies beside their folders. Otherwise it is enough
             that there is one such folder, and what else lies there is named as ignored.
         holds: Whether files are a version of a model.
-        may_be_called: Why a name is no name of a model; empty if it is.
+        may_be_called: Why a name is not a name of a model; empty if it is.
     """
 
     kind: Literal["model", "models", "any"] = "any"

@@ -25,7 +25,7 @@ _ONE_SEQUENCE: Final = 2
 
 
 def accelerator(text: str) -> Device | None:
-    """Read where a model runs; None is the CPU. Raises a `ConfigError` if that is no device."""
+    """Read where a model runs; None is the CPU. Raises a `ConfigError` if that is not a device."""
     try:
         device = read_device(text)
     except ValueError as error:

@@ -129,7 +129,7 @@ class ModelFile:
 
         Raises:
             InvalidRequest: If the names are not the model's.
-            ValidationError: If a value is no array of the type that is declared.
+            ValidationError: If a value is not an array of the type that is declared.
             RunnerFailed: If the model cannot be run on this.
         """
         signature = self.signature()

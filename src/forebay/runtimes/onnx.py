@@ -84,7 +84,7 @@ def _given(name: str, array: Array) -> Array:
     """Return an array as the library takes it: of `bytes` objects it would make their spelling in Python.
 
     Raises:
-        InvalidRequest: If bytes that are no text are of unlike lengths.
+        InvalidRequest: If bytes that are not text are of unlike lengths.
     """
     if not array.dtype.hasobject:
         return array

@@ -53,7 +53,7 @@ def read_onnx(path: Path) -> OnnxFile:
     """Read what a file says.
 
     Raises:
-        ConfigError: If it is no ONNX file, or is too large to be read.
+        ConfigError: If it is not an ONNX file, or is too large to be read.
         OSError: If it cannot be read.
     """
     with path.open("rb") as opened:

@@ -134,7 +134,7 @@ class OpenVino:
 
         # The library divides by the number of texts, and there may be none.
         texts: Array = tensor.str_data.astype(object) if tensor.size else np.empty(tuple(tensor.shape), object)
-        # It decodes bytes that are no text with a replacement, and its bytes are wrong where all are empty.
+        # It decodes bytes that are not text with a replacement, and its bytes are wrong where all are empty.
         return texts_or_bytes(tensor.bytes_data) if any("\ufffd" in one for one in texts.flat) else texts
 
 

@@ -51,7 +51,7 @@ class PyTorch:
     is_shared: bool = True
 
     def __init__(self, model: Path, options: RunOptions) -> None:
-        """Load the file; raises a `ConfigError` if it is no program, or not trusted."""
+        """Load the file; raises a `ConfigError` if it is not a program, or not trusted."""
         import numpy as np
 
         self._np = np
@@ -136,7 +136,7 @@ class PyTorch:
 
 
 def _described(name: str, dtype: str, sizes: Sequence[Any]) -> Var:
-    """Describe a tensor; sizes that are no numbers are symbols, as of an axis of any length."""
+    """Describe a tensor; sizes that are not numbers are symbols, as of an axis of any length."""
     rows, shape = rows_and_sample([size if type(size) is int else -1 for size in sizes])
     axes = tuple("" if type(size) is int else str(size) for size in sizes)
     found = BY_NUMPY.get(dtype)

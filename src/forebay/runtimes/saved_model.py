@@ -37,7 +37,7 @@ def folder_of(path: Path) -> Path | None:
 
 
 def files_problem(paths: Collection[str]) -> str:
-    """Return why files with these paths are no SavedModel; empty if they are. It may do without variables."""
+    """Return why files with these paths are not a SavedModel; empty if they are. It may do without variables."""
     if FILE not in paths:
         return f"there is no {FILE} in it"
     if any(path.startswith("variables/") for path in paths) and "variables/variables.index" not in paths:

@@ -49,7 +49,7 @@ class Var(msgspec.Struct, frozen=True):
         is_scalar: Whether it is known to have no axes at all.
         tensor: What a SavedModel's graph calls it.
         examples: Elements that the model is known to take, where it does not take any.
-        max_characters: The longest text; 0 where the model takes any, and bytes that are no text.
+        max_characters: The longest text; 0 where the model takes any, and bytes that are not text.
         is_nullable: Whether null is an element as well, a missing value; in arrays of numbers that is NaN.
     """
 
@@ -113,7 +113,7 @@ class Signature(msgspec.Struct, frozen=True):
 
         Raises:
             InvalidRequest: If the names are not the model's, or offsets do not fit.
-            ValidationError: If a value is no array of the declared type.
+            ValidationError: If a value is not an array of the declared type.
         """
         known = {var.alias for var in self.feeds}
         lods = {alias + LOD for alias in known} - known

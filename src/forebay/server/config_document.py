@@ -29,7 +29,7 @@ class Document:
     def __init__(
         self, name: str, data: Any, marks: Mapping[Path, Mark] | None = None, texts: Mapping[Path, str] | None = None
     ) -> None:
-        """Keep data and places; without `marks` it is no file that has lines."""
+        """Keep data and places; without `marks` it is not a file that has lines."""
         self.name = name
         self.data = data
         self._has_lines = marks is not None

@@ -140,7 +140,7 @@ class Flights:
         return []
 
     def payers(self, piece: Any) -> Sequence[Any]:
-        """Return the requests that share the cost of what has run; itself if it is no flight."""
+        """Return the requests that share the cost of what has run; itself if it is not a flight."""
         if type(piece) is not Slice:
             return (piece,)
         flight = self._of.get(piece.whole)
@@ -150,7 +150,7 @@ class Flights:
         """End the members of the tenant whose slice has to leave the queue; others are queued anew, as theirs.
 
         Returns:
-            False if it is no flight.
+            False if it is not a flight.
         """
         flight = self._of.get(piece.whole)
         if flight is None:

@@ -183,7 +183,7 @@ class Windows:
         window.count += count
         try:
             on_part(part, taken)
-        except Exception as error:  # noqa: BLE001 - an answer that lacks a part is no answer
+        except Exception as error:  # noqa: BLE001 - an answer that lacks a part is not an answer
             taken()
             self._give_up(request, error)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 UNREADABLE: Final = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)
-"""Errors of a file that is no Python, or cannot be read."""
+"""Errors of a file that is not Python, or cannot be read."""
 _CAUGHT: Final = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 
 

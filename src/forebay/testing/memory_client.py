@@ -129,7 +129,7 @@ class AsyncClient:
 
         Raises:
             CallFailed: If the answer, or its last part, is an error.
-            RuntimeError: If the answer is no stream, or the client was closed before it had ended.
+            RuntimeError: If the answer is not a stream, or the client was closed before it had ended.
         """
         target, body = self._written(sample, model, "", path)
         rest = b""
@@ -241,7 +241,7 @@ class Client:
 
         Raises:
             CallFailed: If the answer, or its last part, is an error.
-            RuntimeError: If the answer is no stream, or the client was closed before it had ended.
+            RuntimeError: If the answer is not a stream, or the client was closed before it had ended.
         """
         parts = self._inner.stream(sample, model=model, headers=headers, path=path)
         try:

@@ -31,7 +31,7 @@ _LINGER_BYTES: Final = 256 * 1024
 
 
 class NotTls(InvalidRequest):
-    """What came to a port that speaks TLS is no TLS, or none that can be agreed on."""
+    """What came to a port that speaks TLS is not TLS, or none that can be agreed on."""
 
 
 class LateHandshake(NotTls):

@@ -28,7 +28,7 @@ class Entry(Item, Protocol):
 
 
 class Inside(Protocol):
-    """What entries go through once they have left the queue, where that is no worker."""
+    """What entries go through once they have left the queue, where that is not a worker."""
 
     @property
     def row_s(self) -> float:

@@ -109,7 +109,7 @@ class Media:
             type: What they are, such as `image/png`.
 
         Raises:
-            TypeError: The body is no bytes.
+            TypeError: The body is not bytes.
             ValueError: The type cannot stand in a header.
         """
         if not _MEDIA_TYPE.fullmatch(type):

@@ -20,7 +20,7 @@ class FormPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         name: Of the field.
         content: The bytes; the path if they lie on disk.
-        filename: As the client calls it; None for a field that is no file.
+        filename: As the client calls it; None for a field that is not a file.
         type: The media type; empty if the client says none.
         size: Bytes on disk, -1 if they are here.
     """

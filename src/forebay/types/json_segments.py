@@ -156,7 +156,7 @@ def elements(data: Data, limit: int) -> Steps[list[memoryview] | None]:
     """Return the elements of an array unread, or None if there are more than the limit.
 
     Raises:
-        msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is no array.
+        msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is not an array.
     """
     whole = _if_short(data, _rows)
     if whole is not None:
@@ -174,7 +174,7 @@ def members(data: Data, limit: int) -> Steps[dict[str, memoryview] | None]:
     """Return the members of an object unread, by their names, or None if there are more than the limit.
 
     Raises:
-        msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is no object.
+        msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is not an object.
     """
     whole = _if_short(data, _fields)
     if whole is not None:
@@ -192,7 +192,7 @@ def elements_in_parts(data: Data) -> Iterator[list[memoryview]]:
     """Yield the elements of an array, those of a step together; a step may have none.
 
     Raises:
-        msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is no array.
+        msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is not an array.
     """
     whole = _if_short(data, _rows)
     if whole is not None:
@@ -206,7 +206,7 @@ def text_in_parts(data: Data) -> Iterator[str]:
     """Yield the parts of a long text.
 
     Raises:
-        msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is no text.
+        msgspec.DecodeError: If it is malformed, msgspec.ValidationError if it is not text.
     """
     view = memoryview(data)
     at, brackets = 0, b""

@@ -7,7 +7,7 @@ ticket never goes back, and is at most two capacities ahead. Clients that get no
 second half of it, by the golden ratio: such moments lie apart however many there are.
 
 More clients than that would return too early, and ask again and again. So the range doubles when more is refused than
-is answered. If as much is refused after that, those are no clients that wait until they are told to: they would only
+is answered. If as much is refused after that, those are not clients that wait until they are told to: they would only
 keep the others away for longer, and the range is two capacities again.
 
 Sans-I/O: no clock, no loop. `batching/tickets.py` has it for a queue, `token_bucket.py` for a limit.

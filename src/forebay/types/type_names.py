@@ -15,7 +15,7 @@ from forebay.types.user_exceptions import caught
 
 
 def named_by(annotation: Any) -> Any | None:
-    """Return what an alias names, with its arguments put in; None if the annotation is no alias.
+    """Return what an alias names, with its arguments put in; None if the annotation is not an alias.
 
     Raises:
         ConfigError: It names what is not there, which Python tells when somebody looks.

@@ -149,7 +149,7 @@ class Results:
             is_right: Whether its type need not be looked at.
 
         Raises:
-            BadOutcome: If it is not of its declared type, or there are several and it is no mapping of them.
+            BadOutcome: If it is not of its declared type, or there are several and it is not a mapping of them.
         """
         outcome = self._named(result)
         if not is_right:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Daily files of what tenants have cost: a line of JSON for each second, tenant and version of a model that ran.
 
-Lines are in order of time, so a reader finds where to begin without reading what is before. What is no line of ours,
+Lines are in order of time, so a reader finds where to begin without reading what is before. What is not a line of ours,
 such as one that a crash has cut, is skipped.
 """
 

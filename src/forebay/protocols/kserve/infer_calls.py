@@ -80,7 +80,7 @@ def in_class(tenant: Tenant, parameters: Mapping[str, Parameter]) -> Tenant:
     """Return a tenant in the class that the parameters of a request wish for, as Triton's clients do.
 
     Raises:
-        InvalidRequest: If that is no priority.
+        InvalidRequest: If that is not a priority.
     """
     wish = parameters.get("priority", 0)
     if type(wish) is not int or wish < 0:

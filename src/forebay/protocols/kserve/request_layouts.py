@@ -107,7 +107,7 @@ class RequestLayout(msgspec.Struct, frozen=True, eq=False):
         return self.fixed is not None
 
     def id_in(self, message: Data) -> str:
-        """Return what the answer repeats; raises InvalidRequest if it is no text."""
+        """Return what the answer repeats; raises InvalidRequest if it is not text."""
         return "" if self.id is None else _text(message, self.id, "id")
 
     def tensors(self, message: Data, read: Callable[[Place], Data] | None = None) -> list[Tensor]:
@@ -153,7 +153,7 @@ class RequestLayouts:
         self._last: dict[int, RequestLayout] = {}
 
     def of(self, message: Data) -> RequestLayout:
-        """Return how a message is laid out; raises InvalidRequest if it is no request, or contradicts itself."""
+        """Return how a message is laid out; raises InvalidRequest if it is not a request, or contradicts itself."""
         # The name of the model comes first, and keeps those of different models apart.
         size = len(message)
         layout = self._last.get(size)
@@ -174,7 +174,7 @@ class RequestLayouts:
 
 
 def scan(message: Data) -> RequestLayout:
-    """Read the head of a request; raises InvalidRequest if it is no request, or contradicts itself."""
+    """Read the head of a request; raises InvalidRequest if it is not a request, or contradicts itself."""
     walk = _Walk(message)
     model = version = ""
     id_at: Span | None = None

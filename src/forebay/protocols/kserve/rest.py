@@ -257,7 +257,7 @@ def counting(
     """Count what would be made of a request, before anything is, and read its envelope if it is long.
 
     Raises:
-        InvalidRequest: If the length is none, or a long body is no request.
+        InvalidRequest: If the length is none, or a long body is not a request.
         TooLarge: If there is too much.
     """
     at = head_size(length, len(body))
@@ -282,7 +282,7 @@ def _envelope_in_steps(text: memoryview, limits: ElementLimits) -> Steps[Envelop
 
     Raises:
         msgspec.DecodeError: If it is malformed.
-        InvalidRequest: If it is no request.
+        InvalidRequest: If it is not a request.
         TooLarge: If there is too much in it.
     """
     said = yield from members(text, MAX_PARAMETERS)

@@ -76,7 +76,7 @@ def encode_request(request: InferRequest, *, binary: bool = True) -> tuple[bytes
         binary: Send elements as they lie in memory and ask for the same; otherwise everything is JSON.
 
     Raises:
-        ValidationError: If JSON cannot say an element: NaN, an infinity, bytes that are no text.
+        ValidationError: If JSON cannot say an element: NaN, an infinity, bytes that are not text.
     """
     parameters: dict[str, Parameter] = dict(request.parameters)
     behind: list[bytes] = []

@@ -72,7 +72,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     response_format: msgspec.Raw = msgspec.Raw()
 
     def in_class(self, tenant: Tenant) -> Tenant:
-        """Return a tenant in the class that the request wishes for; what is no tier is told by the model's contract."""
+        """Return a tenant in the class that the request wishes for; the model's contract tells what is not a tier."""
         wish = _TIERS.get(bytes(self.service_tier))
         return tenant if wish is None else tenant.wishing(wish)
 

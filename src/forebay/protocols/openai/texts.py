@@ -54,7 +54,7 @@ class Cut:
         return len(self._held)
 
     def rest(self) -> str:
-        """Return what was held back: the text has ended, so it is no stop sequence."""
+        """Return what was held back: the text has ended, so it is not a stop sequence."""
         held, self._held = self._held, ""
         return held
 
@@ -124,7 +124,7 @@ class Choice:
         """Add a part, or the whole; returns the text to hand on.
 
         Raises:
-            BadOutcome: If it is no text.
+            BadOutcome: If it is not text.
         """
         try:
             part = _part.decode(written)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of TensorFlow Serving in JSON: rows (`predictions`), columns (`outputs`), classes and values (`results`).
 
-Bytes that are no text stand as `{"b64": "..."}`, and so does what an output holds whose name ends in `_bytes`.
+Bytes that are not text stand as `{"b64": "..."}`, and so does what an output holds whose name ends in `_bytes`.
 """
 
 from __future__ import annotations

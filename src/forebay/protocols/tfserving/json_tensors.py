@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists in JSON as tensors: a shape is how long the lists are, and bytes that are no text stand as `{"b64": "..."}`.
+"""Lists in JSON as tensors: a shape is how long the lists are, and bytes that are not text stand as `{"b64": "..."}`.
 
 A list may be as long as a body, so all is read in steps (`types/element_limits.py`).
 """
@@ -205,7 +205,7 @@ def _from_base64(name: str, data: memoryview) -> Steps[list[bytes]]:
             carry = carry[whole:].rstrip("=") + "=" * (end >= 0)
             yield
         return [*parts, unpacked(carry)]
-    except ValueError as error:  # what is no text is one, what base64 says, and characters beyond ASCII
+    except ValueError as error:  # what is not text is one, what base64 says, and characters beyond ASCII
         raise no_base64(name, error) from None
 
 

@@ -123,7 +123,7 @@ def as_tensors(asked: PredictBody, face: TensorFace) -> Steps[list[Tensor]]:
     """Return rows or columns as tensors.
 
     Raises:
-        InvalidRequest: If rows have not the same fields, or a column is no list of one shape.
+        InvalidRequest: If rows have not the same fields, or a column is not a list of one shape.
         TooLarge: If there is too much in them.
     """
     only = face.inputs[0].name if len(face.inputs) == 1 else "input" if face.is_open else ""

@@ -49,7 +49,7 @@ _WHOLE_RESULTS: Final = {
     "rerank": "a score each: float or forebay.openai.Score",
     "audio/speech": "audio each: bytes",
 }
-"""By path of OpenAI's protocol, what models answer with that is no text."""
+"""By path of OpenAI's protocol, what models answer with that is not text."""
 _MAYBE_STREAMS: Final = frozenset({collections.abc.Iterable, collections.abc.AsyncIterable})
 
 

@@ -17,7 +17,7 @@ def write_result(result: Any, format: str, write: Callable[[Any, str], Any], *, 
     """Return a result as it is sent: what `write` makes of it, or a `Media` with the head of an `Answer`.
 
     Args:
-        write: Writes what is no `Answer`, and is held to the declared type.
+        write: Writes what is not an `Answer`, and is held to the declared type.
         is_alone: Whether an HTTP answer has this result and no other.
         is_raw: Whether results are bytes.
 

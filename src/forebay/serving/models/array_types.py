@@ -45,7 +45,7 @@ class ArrayType(msgspec.Struct, frozen=True):
         """Make the array of nested lists, or of an array; nothing is copied that fits as it is.
 
         Args:
-            strict: Whether texts are no numbers; else a list of them is read as one of numbers.
+            strict: Whether texts are not numbers; else a list of them is read as one of numbers.
 
         Raises:
             ValueError: If it is none of this type and shape.
@@ -91,7 +91,7 @@ def array_of(value: Any) -> npt.NDArray[Any]:
 
     Raises:
         ValueError: If the lists are of unlike lengths.
-        OverflowError: If a number is no float either.
+        OverflowError: If a number is not a float either.
     """
     import numpy as np
 
@@ -167,7 +167,7 @@ def is_array(annotation: Any) -> bool:
 
 
 def array_type_of(annotation: Any) -> ArrayType | None:
-    """Read an annotation; None if it is no array.
+    """Read an annotation; None if it is not an array.
 
     Raises:
         ConfigError: If it is one that cannot be read from a request.

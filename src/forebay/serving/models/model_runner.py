@@ -262,7 +262,7 @@ class ModelRunner(BatchRunner):
         return failure
 
     def _body(self, result: Any, format: str) -> bytes | Media | Failure:
-        """Return a result that is no `Answer`, or the body of one, as `_written` does."""
+        """Return a result that is not an `Answer`, or the body of one, as `_written` does."""
         if type(result) is Media and format != TENSORS:
             why_not = self._no_media or ("" if format in FORMATS else "an array in JSON cannot hold one")
             if not why_not:
@@ -326,7 +326,7 @@ class MethodsRunner(Runner):
             runner.let_go()
 
     def run_async(self, items: Sequence[Item]) -> Any:
-        """Run a batch on a loop; a method that is no coroutine function needs no task there."""
+        """Run a batch on a loop; a method that is not a coroutine function needs no task there."""
         return self._asked(items).run_async(items)
 
     def _share(self) -> None:

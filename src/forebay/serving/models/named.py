@@ -51,7 +51,7 @@ class NamedReader:
             self._others = cast("Schema", others) if isinstance(others, dict) else self._others
 
     def form(self, body: Any) -> Any:
-        """Read the parts of a form as the server wrote them; raises a `ValidationError` if they are no sample."""
+        """Read the parts of a form as the server wrote them; raises a `ValidationError` if they are not a sample."""
         return self._read([(part.name, part) for part in _parts.decode(body)], "the form")
 
     def query(self, body: Any) -> Any:
@@ -59,7 +59,7 @@ class NamedReader:
 
         Raises:
             InvalidRequest: If it has too many parameters, or is not UTF-8.
-            ValidationError: If they are no sample.
+            ValidationError: If they are not a sample.
         """
         return self._read(_in_text(query_parameters(bytes(body), "ascii")), "the query")
 
@@ -93,7 +93,7 @@ class NamedReader:
     def _require_fields(self, values: Mapping[str, Any], where: str) -> None:
         """Refuse a form in which no name is a field, or one is written as that of an array (`tags[]`).
 
-        Its sender expects it to be read in some other way. Other names that are no field are left to the type, which
+        Its sender expects it to be read in some other way. Other names that are not fields are left to the type, which
         ignores or refuses them as it does in JSON.
         """
         strange = [] if self._others else [name for name in values if name not in self._fields]
@@ -112,7 +112,7 @@ class NamedReader:
         if arrays and not (len(parts) == 1 and _is_json(parts[0], b"[")):
             items = cast("Schema", arrays[0].get("items") or {})
             return [self._one(self._choices(items), part, name) for part in parts]
-        # What may be anything may be a list; what is no field, the type ignores or refuses, as it does in JSON.
+        # What may be anything may be a list; what is not a field, the type ignores or refuses, as it does in JSON.
         if len(parts) > 1 and (not choices or (self._fields and name not in self._fields)):
             return [self._one((), part, name) for part in parts]
         if len(parts) > 1:

@@ -35,7 +35,7 @@ def refusal(
         error: What the decoder, or code of the user's that looked at the sample, raised.
         number: Its place in the request's array of samples; None if the body is one sample.
         given: The type of a sample; None if the body is something else.
-        no_array: What is said to who sends an array where a sample is no array.
+        no_array: What is said to who sends an array where a sample is not an array.
     """
     if isinstance(error, ForebayError):
         if number is None or type(error) is not ValidationError:

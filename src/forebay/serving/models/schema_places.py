@@ -39,7 +39,7 @@ def _inside(schema: Json, name: str, index: str) -> Iterator[Json]:
     else:
         first = schema.get("prefixItems", [])
         named = first[int(index)] if index.isdigit() and int(index) < len(first) else schema.get("items")
-        if index == "...":  # msgspec tells no keys of objects that are no structures
+        if index == "...":  # msgspec tells no keys of objects that are not structures
             named = schema.get("additionalProperties", named)
     if isinstance(named, dict):
         yield named

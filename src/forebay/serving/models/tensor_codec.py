@@ -6,7 +6,7 @@ What a type says of a sample becomes ports, each an input or output of the tenso
 | a field, or a sample as a whole | port |
 |---|---|
 | `NDArray[np.float32]` and the like | a tensor of its type; the model gets rows of the very memory that came |
-| a string of a model file | BYTES; the file gets texts, and bytes as they are where they are no text in UTF-8 |
+| a string of a model file | BYTES; the file gets texts, and bytes as they are where they are not text in UTF-8 |
 | `float`, `int`, `bool`, `str`, and lists of these in lists | FP64, INT64, BOOL, BYTES; the model gets Python values |
 | `bytes` as a whole sample | BYTES, an element for each sample |
 | anything else | BYTES; an element is the JSON text of a value |
@@ -478,7 +478,7 @@ def _output_name(key: Any) -> str:
     """Return what an output is called whose array has this key.
 
     Raises:
-        BadOutcome: It is no text and no number.
+        BadOutcome: It is neither text nor a number.
     """
     if isinstance(key, str):
         return key

@@ -37,7 +37,7 @@ def prepare(settings: ServingSettings, given: Any) -> tuple[Batch | Iterable[Bat
         What is to be executed, and the info for the postprocessing.
 
     Raises:
-        InvalidRequest: Without a preprocessing, `given` is no batch.
+        InvalidRequest: Without a preprocessing, `given` is not a batch.
         ConfigError: The preprocessing returned something else, or is a coroutine function.
     """
     with span("serving.preprocessing", input=given) as attributes:
@@ -134,7 +134,7 @@ def each(settings: ServingSettings, batches: Iterable[Batch], limit: int | None)
     """Return the batches of an iterable, checked as they are taken.
 
     Raises:
-        InvalidRequest: The serving streams hooks; later, an item is no batch, empty or too large, or there is none.
+        InvalidRequest: The serving streams hooks; later, an item is not a batch, empty or too large, or there is none.
     """
     _refuse_hooks(settings)
     return _each(settings, batches, limit)

@@ -142,7 +142,7 @@ def _count(tree: Any, wanted: int, who: str, did: str) -> int:
     """Return how many rows there are.
 
     Raises:
-        BadOutcome: It is no tree of arrays with rows.
+        BadOutcome: It is not a tree of arrays with rows.
         BatchResultMismatch: There are fewer than `wanted`.
     """
     try:

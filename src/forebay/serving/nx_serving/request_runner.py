@@ -254,7 +254,7 @@ def _arrays(value: Any) -> Any:
         array = array_of(items)
         if not array.dtype.hasobject:
             return array
-        # Lists of objects are for a preprocessing to read, and numbers beside texts are no texts.
+        # Lists of objects are for a preprocessing to read, and numbers beside texts are not texts.
         return _wide(array) if all(isinstance(one, str | bytes) for one in array.flat) else items
     return value
 

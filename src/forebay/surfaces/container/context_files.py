@@ -61,7 +61,7 @@ def context_files(folder: Path, output: Path) -> ContextFiles:
 
 
 def read_small(path: Path) -> bytes | None:
-    """Return what is in a file; None if it is no file, cannot be read or is too large."""
+    """Return what is in a file; None if it is not a file, cannot be read or is too large."""
     try:
         if not path.is_file():
             return None

@@ -40,7 +40,7 @@ class _Modules(NamedTuple):
 
 
 class ProjectImport(NamedTuple):
-    """An import of something that is no file of the project.
+    """An import of something that is not a file of the project.
 
     Attributes:
         place: File and line.
@@ -130,7 +130,7 @@ def _served_files(folder: Path, names: Sequence[str], served: Sequence[str], kno
 def _own_files(imported: ImportedName, file: str, modules: _Modules) -> list[str] | None:
     """Return the project's files that an import runs, as seen from the file and from each folder above it.
 
-    None means that it is no import of the project's.
+    None means that it is not an import of the project's.
     """
     start = PurePosixPath(file).parent
     bases = [start, *start.parents]

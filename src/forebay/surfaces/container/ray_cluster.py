@@ -29,7 +29,7 @@ READY: Final = f'test ! -e /tmp/forebay-cluster-{USER} || exec "$@"'
 """Until something is deployed a pod is ready for that, or KubeRay would wait before it deploys; then the server is
 asked. The folder is that in which a node of a cluster keeps what it runs."""
 SERVER_CPUS: Final = 1
-"""What the processes of a node need that are no workers."""
+"""What the processes of a node need that are not workers."""
 _RESOURCES: Final = ("num_cpus", "num_gpus")
 DRAIN_S: Final = 120
 """How long the models of a pod may take to load elsewhere before the pod goes."""

@@ -140,7 +140,7 @@ def tls_of(http: HttpConfig) -> tuple[str, str] | None:
 def called(name: str) -> str:
     """Return a name in the letters that images and clusters allow: not empty, and a text in YAML."""
     found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    # Names of Services begin with a letter; `on` and `null` are no texts in YAML.
+    # Names of Services begin with a letter; `on` and `null` are not texts in YAML.
     if found and (found[0].isdigit() or not isinstance(yaml.safe_load(found), str)):
         found = f"model-{found}"
     return found[:50].strip("-") or "model"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ASKED: Final[Mapping[str, Any]] = {"verb": "post", "query": b"", "headers": []}
 _CONTRACT: Final = Contract(raw_input=True, raw_output=True, batchable=False, streams=False)
-"""What a handler streams is no tensor, and is told so."""
+"""What a handler streams is not a tensor, and is told so."""
 
 
 def let_in(served: Served, key: Hashable, in_flight: InFlight) -> None:

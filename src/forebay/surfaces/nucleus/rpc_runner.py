@@ -213,11 +213,11 @@ class RpcRunner(HandlerHost):
 
 
 class _Undecodable(Exception):
-    """What a client sent is no message of the type that its method takes."""
+    """What a client sent is not a message of the type that its method takes."""
 
 
 class _Unserializable(Exception):
-    """What a method gave is no message of the type that it says it gives."""
+    """What a method gave is not a message of the type that it says it gives."""
 
 
 class _Followed:

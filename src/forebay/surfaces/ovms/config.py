@@ -182,7 +182,7 @@ def _with_models(config: OvmsConfig, stored: StoredModels) -> OvmsConfig:
 
 
 def _document(path: Path) -> Document:
-    """Read a JSON file, with the lines of what is in it; raises ConfigError if it is no JSON."""
+    """Read a JSON file, with the lines of what is in it; raises ConfigError if it is not JSON."""
     raw = yaml.read(path)
     try:
         data = json.loads(raw)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `graph.pbtxt` becomes a graph of ours.
 
-Converters and pass-throughs are no nodes here: their output is another name of their input, and its reader makes of the
+Converters and pass-throughs are not nodes: their output is another name of their input, and its reader makes of the
 value what it needs. Only where a tensor would go from an input of the graph to an output unread is there a node, which
-reads it. A session is no node either; the nodes that infer with it know their model.
+reads it. A session is not a node either; the nodes that infer with it know their model.
 """
 
 from __future__ import annotations

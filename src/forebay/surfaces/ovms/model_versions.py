@@ -27,7 +27,7 @@ from forebay.server.config import RepositoryConfig
 MODEL_FILES: Final = (".xml", ".onnx", ".pdmodel", ".pb", ".tflite")
 """What OpenVINO reads itself; of several in one folder the first of these kinds."""
 _SHOWN: Final = 3
-"""What of a bucket is told that is no version."""
+"""What of a bucket is told that is not a version."""
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class StoredModels:
         """Return which versions of a model are in a bucket, and what is wrong there; looks only the first time.
 
         Raises:
-            ConfigError: If it is no address, what reads such is not installed, or nothing can be kept here.
+            ConfigError: If it is not an address, what reads such is not installed, or nothing can be kept here.
         """
         repository = self._repositories.get((name, address))
         if repository is None:
@@ -225,7 +225,7 @@ def _is_model(file: str) -> bool:
 
 
 def _why_no_model(paths: Collection[str]) -> str:
-    """Return why a folder of a bucket with these files is no version of a model; empty if it is."""
+    """Return why a folder of a bucket with these files is not a version of a model; empty if it is."""
     if any("/" not in path and _is_model(path) for path in paths):
         return ""
     return f"there is no {', '.join(MODEL_FILES)} in it"

@@ -203,7 +203,7 @@ def error_answered(err_no: int, text: str, error_codes: str) -> ForebayError:
 def value_of(code: Any, bits: int = 32) -> int | None:
     """Return a number or a member of an enum as a number; None if it is neither, or needs more than `bits` bits."""
     found = code.value if isinstance(code, enum.Enum) else code
-    if isinstance(found, bool) or not isinstance(found, numbers.Integral):  # NumPy's are no int
+    if isinstance(found, bool) or not isinstance(found, numbers.Integral):  # NumPy's are not an int
         return None
     number = int(found)
     return number if -(1 << bits - 1) <= number < 1 << bits - 1 else None

@@ -22,7 +22,7 @@ class PipelineServer(PreparedServer):
         """Say where the graph ends.
 
         Raises:
-            ConfigError: If it is no `ResponseOp` with one input op.
+            ConfigError: If it is not a `ResponseOp` with one input op.
         """
         if not isinstance(response_op, ResponseOp):
             raise ConfigError(f"set_response_op(): expected a ResponseOp, got {type(response_op).__name__}")

@@ -49,7 +49,7 @@ class Schema:
     """
 
     def __init__(self, model: Any) -> None:
-        """Read the class; raises TypeError if it is no pydantic model class, or its example is none."""
+        """Read the class; raises TypeError if it is not a pydantic model class, or its example is none."""
         self.model = model
         self.name: str = getattr(model, "__name__", type(model).__name__)
         self._is_v1 = not hasattr(model, "model_validate")

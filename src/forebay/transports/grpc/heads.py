@@ -152,7 +152,7 @@ class HeadReader:
             size: How long the list is; if that is too long, `fields` is not complete.
 
         Raises:
-            Malformed: If it is no request at all.
+            Malformed: If it is not a request at all.
         """
         head = CallHead()
         if size > self._max_bytes:

@@ -45,7 +45,7 @@ async def infer_stream(inference: InferMethods, messages: AsyncIterator[Data], c
     try:
         async for message in stream.ready():
             yield message
-        await reading  # what it raises is no error of a request
+        await reading  # what it raises is not an error of a request
     finally:
         reading.cancel()
         stream.close()

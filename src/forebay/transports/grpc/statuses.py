@@ -83,7 +83,7 @@ def metadata(pairs: Sequence[tuple[str, str | bytes]]) -> bytes:
 
 
 def http_refusal(status: int, *fields: tuple[bytes, bytes]) -> bytes:
-    """Return the header block of an answer to what is no call."""
+    """Return the header block of an answer to what is not a call."""
     return literal(b":status", b"%d" % status) + b"".join(literal(*field) for field in fields)
 
 

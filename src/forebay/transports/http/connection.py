@@ -106,7 +106,7 @@ class HttpConnection(ReadingConnection):
             if len(data) != memory.whole_bytes or not memory.raw <= data < memory.beyond:
                 if self._is_among is not self._lane.awake:
                     self._move_to(self._lane.awake)
-                # A head without its end gives three bytes, which are no head that is remembered.
+                # A head without its end gives three bytes, which are not a head that is remembered.
                 raw = data[: data.find(b"\r\n\r\n") + 4]
                 memory = self._lane.heads.get(raw)
                 if memory is None or len(data) != memory.whole_bytes:

@@ -168,7 +168,7 @@ class _Exchange:
 
         Raises:
             OSError: The owner is gone before its answer was whole.
-            HttpParserError: What came is no answer.
+            HttpParserError: What came is not an answer.
         """
         asking = asyncio.ensure_future(self._ask())
         try:

@@ -48,7 +48,7 @@ SIMPLE_TYPES: Final = frozenset({"", "text/plain", "multipart/form-data", "appli
 
 
 def whole_number(value: bytes) -> int:
-    """Read a length or a time; one of too many digits to be read is above any limit, and what is no number is 0."""
+    """Read a length or a time; one of too many digits to be read is above any limit, and what is not a number is 0."""
     return int(value.lstrip(b"0")[:_MAX_DIGITS] or b"0") if value.isdigit() else 0
 
 

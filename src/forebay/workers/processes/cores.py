@@ -55,5 +55,5 @@ def _granted(group: Path) -> float | None:
             period = (group / "cpu.cfs_period_us").read_text()
         granted = int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
-        return None  # "max" is no number
+        return None  # "max" is not a number
     return granted if granted > 0 else None

@@ -47,7 +47,7 @@ _HUNG_UP = (EOFError, ConnectionResetError, BrokenPipeError, InvalidRequest)
 
 
 class StopSignal(SystemExit):
-    """A signal came before there was anything to finish; unlike a `sys.exit` of the model's it is no failure."""
+    """A signal came before there was anything to finish; unlike a `sys.exit` of the model's it is not a failure."""
 
 
 class JoiningWorker:

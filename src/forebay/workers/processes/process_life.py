@@ -17,7 +17,7 @@ from typing import Final
 OPEN_FILES: Final = "/proc/self/fd" if Path("/proc/self/fd").exists() else "/dev/fd"
 """The folder of the open files of a process, as it sees them itself."""
 _LOOK_S: Final = 0.2
-"""Pause between two looks for a process that is no child of this one."""
+"""Pause between two looks for a process that is not a child of this one."""
 _PS: Final = ("/bin/ps", "-o", "stat=,lstart=", "-p")
 _ZONE: Final = {"LC_ALL": "C", "TZ": "UTC"}
 

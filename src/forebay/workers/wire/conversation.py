@@ -164,7 +164,7 @@ class Conversation:
             sizes: Samples in each; None if it is one.
 
         Raises:
-            InternalError: The bodies are no plain data; the worker is still idle.
+            InternalError: The bodies are not plain data; the worker is still idle.
             TooLarge: They are too large to be sent; as above.
         """
         name = next(names)

@@ -10,7 +10,7 @@ State: TypeAlias = Literal["greeting", "opening", "idle", "busy", "finishing", "
 
 
 class Act:
-    """What changes a state and is no message of the worker; compared by identity."""
+    """What changes a state and is not a message of the worker; compared by identity."""
 
     __slots__ = ("what",)
 

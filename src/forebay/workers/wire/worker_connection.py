@@ -150,7 +150,7 @@ class WorkerConnection:
 
         Raises:
             BadOutcome: They are too large for one frame.
-            Exception: They are no plain data.
+            Exception: They are not plain data.
         """
         frame = frames.encode(message)
         if len(frame) - frames.HEADER > self._max_frame_bytes:

@@ -271,7 +271,7 @@ class Predictions:
 
 
 def client_error(error: Exception) -> ForebayError:
-    """Return what a client is told of an error; one that is no error of a request is logged."""
+    """Return what a client is told of an error; one that is not an error of a request is logged."""
     if isinstance(error, UserCodeError):  # whoever ran that code has logged it
         return InternalError("the model failed; the server's log says why")
     if isinstance(error, ForebayError):

@@ -68,7 +68,7 @@ def wire(name: str, response_op: ResponseOp, config: PipelineConfig) -> Dag:
         name: What messages and metrics call it.
 
     Raises:
-        ConfigError: If they are no graph from one request op to the answer, or one of them has settings that are
+        ConfigError: If they are not a graph from one request op to the answer, or one of them has settings that are
             wrong; it names the ops concerned.
     """
     used = _before(response_op)

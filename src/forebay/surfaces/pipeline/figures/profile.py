@@ -68,7 +68,7 @@ class Profile:
     def batch_line(self, record: BatchRecord) -> str:
         """Return the line of one batch of an op, or the lines of the requests that came together and ran one by one.
 
-        Empty if it is no op of the graph or ran no stage.
+        Empty if it is not an op of the graph or ran no stage.
         """
         if not record.endpoint.name.startswith(self._prefix):
             return ""

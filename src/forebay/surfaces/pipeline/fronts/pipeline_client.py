@@ -185,7 +185,7 @@ class PipelineClient(_Client):
         Connections are made when they are needed. A server that is not reachable is skipped.
 
         Raises:
-            TypeError, ValueError: If these are no endpoints.
+            TypeError, ValueError: If these are not endpoints.
         """
         _check_endpoints(endpoints)
         self.close()

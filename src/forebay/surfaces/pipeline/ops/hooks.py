@@ -223,7 +223,7 @@ def predict(op: Op, feed_batch: Sequence[Any], typical_logid: int) -> dict[str, 
     """Ask an op's client about a batch; what `Op.process` does.
 
     Raises:
-        ForebayError: With 7000 for values that are no arrays, 5000 for other names than the model's, 9000 if the
+        ForebayError: With 7000 for values that are not arrays, 5000 for other names than the model's, 9000 if the
             client gives nothing or cannot be reached, 6000 if it does not answer in time.
     """
     client = op.client

@@ -25,7 +25,7 @@ class IMDBDataset:
         """Return the numbers of the words before the last `|`, and the label after it.
 
         Raises:
-            ValueError: If the label is no whole number.
+            ValueError: If the label is not a whole number.
         """
         words, _, label = line.rpartition("|")
         return self.get_words_only(words), [int(label)]

@@ -65,7 +65,7 @@ def split(result: Any, rows: Sequence[int]) -> list[dict[str, Any]]:
     """Cut a result apart by the rows of the samples; values without rows go to each of them.
 
     Raises:
-        ValueError: If it is no dict, or its number of rows differs from that of the samples.
+        ValueError: If it is not a dict, or its number of rows differs from that of the samples.
     """
     if not isinstance(result, dict):
         needed = f"{len(rows)} samples; expected a dict of arrays with a row each"

@@ -191,7 +191,7 @@ class Op:
         """Say where a result may be sent to instead of the next ops; not supported, so that the start fails.
 
         Raises:
-            ConfigError: If one is no op.
+            ConfigError: If one is not an op.
         """
         self._jump_to_ops = _ops(self.name, "jump_to_ops", ops)
 
@@ -269,7 +269,7 @@ class ResponseOp(Op):
             input_ops: The one op whose result is the answer.
 
         Raises:
-            ConfigError: If it is no op.
+            ConfigError: If it is not an op.
         """
         super().__init__(name="@ResponseOp", input_ops=input_ops)
         self.is_pack_tensor = False

@@ -42,7 +42,7 @@ def local_client(conf: LocalConf, wanted: Sequence[str], index: int | None) -> P
 
 
 def load_model(conf: LocalConf, wanted: Sequence[str], index: int | None) -> ModelClient:
-    """Load a model that is no callable but a folder or a file; see `local_client`."""
+    """Load a model that is not a callable, but a folder or a file; see `local_client`."""
     assert conf.model_config is not None
     path = Path(conf.model_config)
     if not path.exists():

@@ -65,7 +65,7 @@ class Predictor(ABC):
 
         Raises:
             ForebayError: 5000 for other names than the model's, and for other shapes if these are known; 7000 for
-                values that are no arrays of its types, 6000 if it does not answer in time, 9000 if it fails or nobody
+                values that are not arrays of its types, 6000 if it does not answer in time, 9000 if it fails or nobody
                 answers.
         """
         try:

@@ -26,7 +26,7 @@ class LiteralLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULT: Final = LiteralLimits()
 MAX_ODD_KEYS: Final = 20_000
-"""Keys that are no texts, in all texts of a request."""
+"""Keys that are not texts, in all texts of a request."""
 _FREE_BYTES: Final = 1024 * 1024
 _BYTES_OF_ONE: Final = 32
 """What arrays may take for each character of the texts, beside what is free."""
@@ -60,7 +60,7 @@ class Budget:
             raise LiteralTooLarge(msg)
 
     def take_keys(self, count: int) -> None:
-        """Count keys that are no texts; raises LiteralTooLarge if there are too many in this request."""
+        """Count keys that are not texts; raises LiteralTooLarge if there are too many in this request."""
         self._left_keys -= count
         if self._left_keys < 0:
             raise LiteralTooLarge(f"expected at most {MAX_ODD_KEYS} keys that are not strings, got more")

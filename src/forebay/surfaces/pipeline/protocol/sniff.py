@@ -65,7 +65,7 @@ def request_of(data: bytes) -> Any:
 
 
 def is_old(data: bytes) -> bool:
-    """Tell whether a request is of the old layout; of bytes that are no message at all the answer means nothing."""
+    """Tell whether a request is of the old layout; of bytes that are not a message at all the answer means nothing."""
     third: tuple[int, int] | None = None
     position = 0
     try:
@@ -102,7 +102,7 @@ def _fields_in(data: bytes, position: int, end: int, left: int, *, inside: bool)
 
 
 class _Malformed(Exception):
-    """These bytes are no message."""
+    """These bytes are not a message."""
 
 
 def _field(data: bytes, position: int, limit: int) -> tuple[int, int, int, int]:
