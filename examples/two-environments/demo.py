@@ -24,8 +24,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 ENVIRONMENTS = HERE / "out"
-# Python 3.13 has no wheel of numpy 1.
-VERSIONS = ("1.26.4" if sys.version_info < (3, 13) else "2.1.0", "2.2.6")
+# Python 3.13 has no wheel of numpy 1, and 3.14 none of 2.2.
+VERSIONS = ("1.26.4", "2.2.6")
+if sys.version_info >= (3, 13):
+    VERSIONS = ("2.1.0", "2.2.6") if sys.version_info < (3, 14) else ("2.3.2", "2.3.5")
 FOREBAY = ["-e", str(REPOSITORY)] if (REPOSITORY / "pyproject.toml").exists() else ["forebay"]
 CLIENTS = 8
 PATIENCE_S = 30.0

@@ -33,10 +33,18 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
+def _require_tensorflow():
+    if sys.version_info >= (3, 14) and not PYTHON.exists():
+        import pytest  # TensorFlow's own environment, which runs this file as well, has none
+
+        pytest.skip("TensorFlow has no wheels for this Python", allow_module_level=True)
+    assert PYTHON.exists(), "make setup builds the environments of tests/environments"
+
+
 @functools.cache
 def saved_models():
     """The folder with a folder for each model, and its versions in it."""
-    assert PYTHON.exists(), "make setup builds the environments of tests/environments"
+    _require_tensorflow()
     digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     folder = ENVIRONMENT / f"models-{digest}"
     with (ENVIRONMENT / "models.lock").open("w") as lock:
@@ -51,6 +59,7 @@ def saved_models():
 
 def run_tensorflow(*arguments, **more):
     """Runs a script where TensorFlow is installed; returns what it prints."""
+    _require_tensorflow()
     env = {**os.environ, **QUIET, "PYTHONPATH": str(SOURCE)}
     done = subprocess.run(
         [str(PYTHON), "-P", *arguments],  # beside the script lies a `requests.py`
