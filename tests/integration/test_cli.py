@@ -298,7 +298,7 @@ def test_a_file_of_functions_is_told_them_and_how_to_serve_one(cli, write):
         (MODEL.replace("predict", "forecast"), ["Iris", "predict"]),
         (MODEL.replace("(self, batch)", "(self)"), ["Iris.predict(self)", "def predict(self, batch)"]),
         (MODEL.replace("    def", "    max_batch_size = 0\n    def"), ["Iris.max_batch_size", "0", ">= 1"]),
-        (MODEL.replace("    def", "    name = 'a/b'\n    def"), ["Iris.name", "a/b"]),
+        (MODEL.replace("    def", "    name = 'a//b'\n    def"), ["Iris.name", "a//b"]),
         (MODEL.replace("    def", "    max_wait_ms = 'long'\n    def"), ["Iris.max_wait_ms", "long"]),
         (MODEL + MODEL.replace("Iris", "Rose").replace("    def", "    name = 'iris'\n    def"), ["'iris'"]),
         (MODEL.replace("(self, batch)", "(self, batch: list[Missing])"), ["Missing"]),

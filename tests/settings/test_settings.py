@@ -296,7 +296,7 @@ def test_the_settings_of_a_file_hold_for_a_project_of_another_server(said, folde
         ("models: [{target: iris.py:Rosa}]\n", "1: iris.py has no forebay.Model named Rosa"),
         ("models:\n  - iris.py\n  - target: isis.py\n", "3: there is no file isis.py; did you mean iris.py?"),
         ("env: {A: b}\nworker_kind: thread\ntarget: iris.py\n", "3: an environment of its own needs worker kind"),
-        ("models:\n  - target: iris.py\n    name: a/b\n", "3: name: expected letters, digits"),
+        ("models:\n  - target: iris.py\n    name: a/b/c\n", "3: name: expected letters, digits"),
         ("models:\n  - target: iris.py\n    version: a/b\n", "3: version: expected letters, digits"),
         ("models: iris.py\n", "1: models: expected a list with at least one model, each with a target"),
         ("models:\n  - iris.py\n  - iris.py\n", "3: two models are named 'iris'; give one of them another `name`"),
@@ -335,7 +335,7 @@ def test_a_secret_that_is_too_short_is_told_with_its_file(refused):
         ),
         ("FOREBAY_API_KEY=", "FOREBAY_API_KEY: expected at least one value, got ''"),  # F112
         ("FOREBAY_SECRET=", "FOREBAY_SECRET: expected a secret of at least 16 bytes, got 0"),  # F112
-        ("FOREBAY_NAME=a/b", "FOREBAY_NAME: expected letters, digits, '.', '_' and '-', starting with"),
+        ("FOREBAY_NAME=a/b/c", "FOREBAY_NAME: expected letters, digits, '.', '_' and '-', starting with"),
         ("FOREBAY_DRAIN_S=nan", "FOREBAY_DRAIN_S: expected seconds >= 0, such as 30 or 5m, got 'nan'"),
         ("FOREBAY_ACCESS_LOG=maybe", "FOREBAY_ACCESS_LOG: expected true or false, got 'maybe'"),
         ("FOREBAY_WORKER_KIND=proces", "FOREBAY_WORKER_KIND: expected 'inline', 'process' or 'thread', got 'proces'"),

@@ -97,7 +97,7 @@ def begin(state: ClusterState | None, deployment: Deployment, now_s: float) -> C
         found = known.get((unit.name, deployment.code))
         if found is None or found.unit != unit:
             made += 1
-            runs.append(Run(key=f"{unit.name[:_MAX_NAME]}-{made}", unit=unit, code=deployment.code))
+            runs.append(Run(key=f"{unit.name[:_MAX_NAME].replace('/', '.')}-{made}", unit=unit, code=deployment.code))
     kept = {run.key for run in runs}
     before = state.previous or state.deployment
     begun = msgspec.structs.replace(

@@ -151,7 +151,7 @@ def _inference(
     for endpoint in endpoints:
         models.setdefault(endpoint.name, []).append(endpoint)
     for name, versions in models.items():
-        path = f"/models/{quote(name, safe='')}"
+        path = f"/models/{quote(name)}"
         places = [("/", "", versions[0])] if len(models) == 1 else []
         places.append((path, f"_{name}", versions[0]))
         if len(versions) > 1:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from forebay.errors import NotFound, Unavailable, UnknownModel
+from forebay.errors import ConfigError, NotFound, Unavailable, UnknownModel
 from forebay.server.byte_budget import ByteBudget
 from forebay.server.links import Links
 from forebay.server.model_facts import facts_of
@@ -41,6 +41,11 @@ LOADING_TOLD_S: Final = 10.0
 LOAD_S: Final = 300.0
 """Time that a version which is loaded while the server runs has to become ready, if nobody says."""
 
+_BELOW: Final = frozenset({"config", "labels", "metadata", "ready", "stats", "trace", "versions", "weights"}) | {
+    *("generate", "generate_stream", "infer", "load", "unload")
+}
+"""What follows the name of a model in the paths of protocols."""
+
 
 class ClientCounting(Protocol):
     """Counts the requests of clients where other processes take them."""
@@ -61,9 +66,11 @@ class App:
         """Register endpoints.
 
         Raises:
-            ConfigError: If two have the same name and version.
+            ConfigError: If two have the same name and version, or names that clash.
         """
         self._models: dict[str, Versions] = {}
+        self._above: set[str] = set()
+        """What names with a slash begin with, also those of models that have left."""
         self._served: dict[str, Served] = {}
         self._on_change: list[Callable[[str], None]] = []
         self._changes: set[asyncio.Task[None]] = set()
@@ -102,7 +109,7 @@ class App:
         self.problem = ""
         """Why the project could not be read anew, though it should have been."""
         for one in served:
-            self._models.setdefault(one.endpoint.name, Versions(one.endpoint.name)).add(one)
+            (self._models.get(one.endpoint.name) or self._begin(one.endpoint.name)).add(one)
         for name, versions in self._models.items():
             versions.settle()
             if (default := versions.default) is not None:
@@ -167,6 +174,24 @@ class App:
         """Tell whether a version of a model is being loaded."""
         return name in self._models and any(one.state == "loading" for one in self._models[name].all)
 
+    def split_name(self, path: Sequence[str]) -> tuple[str, list[str]]:
+        """Return the model that the segments of a path begin with, and the rest; a name with a slash is two of them."""
+        both = "/".join(path[:2])
+        is_both = self._is_known(both) or not (self._is_known(path[0]) or _BELOW.issuperset(path[1:2]))
+        size = 2 if is_both else 1
+        return "/".join(path[:size]), [*path[size:]]
+
+    def clash(self, name: str) -> str:
+        """Return why a model may not be called so beside those that are here; empty if it may."""
+        above, slash, _ = name.partition("/")
+        other = above if slash and above in self._models else None
+        if name in self._above:
+            other = next((one for one in self._models if one.startswith(f"{name}/")), None)
+        if other is None:
+            return ""
+        below = f"paths and nodes of '{above}' begin with '{above}/' too"
+        return f"models '{other}' and '{name}' cannot share a server, as {below}; give one of them another `name`"
+
     def watch(self, on_change: Callable[[str], None]) -> None:
         """Call this with the name whenever an endpoint joins, leaves or is replaced while the app runs."""
         self._on_change.append(on_change)
@@ -175,7 +200,7 @@ class App:
         """Let an endpoint join while the app runs; returns the one whose place it takes, if there was one."""
         name = served.endpoint.name
         replaced = self._served.get(name)
-        versions = self._models[name] = Versions(name)
+        versions = self._begin(name)
         versions.add(served)
         versions.settle()
         self._changed(name)
@@ -193,9 +218,10 @@ class App:
             return found
         if name in self._models and (why_none := self._models[name].why_none):
             raise Unavailable(why_none)
-        model, slash, path = name.partition("/")
-        if slash and model in self._served:
-            paths = [path for path in self._served[model].contracts if path]
+        model, rest = self.split_name(name.split("/", 2))
+        if rest and model in self._served:
+            path = "/".join(rest)
+            paths = [one for one in self._served[model].contracts if one]
             also = f" and at {', '.join(paths)}" if paths else ""
             raise NotFound(f"the model '{model}' does not answer at /{path[:100]}, but at its own path{also}")
         if self.stock is not None and self.stock.offer.has(name):
@@ -472,12 +498,25 @@ class App:
         for name in sorted(others):
             yield {"name": name, "ready": False, "versions": self.describe_versions(name)}
 
+    def _is_known(self, name: str) -> bool:
+        is_stocked = self.stock is not None and self.stock.offer.has(name)
+        return is_stocked or name in self._models or name in self.model_index.unloaded
+
     def _all(self) -> Iterator[Served]:
         """Yield everything that has an endpoint, including versions that are being loaded or are leaving."""
         for versions in self._models.values():
             for one in versions.all:
                 if one.served is not None:
                     yield one.served
+
+    def _begin(self, name: str) -> Versions:
+        """Have a model of which no version is there yet; raises a `ConfigError` if its name clashes."""
+        if why := self.clash(name):
+            raise ConfigError(why)
+        above, slash, _ = name.partition("/")
+        self._above.update([above] if slash else ())
+        versions = self._models[name] = Versions(name)
+        return versions
 
     def _settle(self, name: str) -> None:
         default = self._models[name].default
@@ -531,7 +570,7 @@ class App:
         return task
 
     async def _load(self, name: str, version: str, make: Callable[[], Served], until: float) -> None:
-        versions = self._models.setdefault(name, Versions(name))
+        versions = self._models.get(name) or self._begin(name)
         versions.is_stocked |= self.stock is not None and self.stock.offer.has(name)
         attempt = versions.begin(version)
         try:

@@ -6,14 +6,23 @@ from __future__ import annotations
 import re
 from typing import Final
 
-NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+NAME: Final = rf"{_PART}(?:/{_PART})?"
 VERSION: Final = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}"
+_EXPECTED: Final = "expected letters, digits, '.', '_' and '-', starting with a letter or digit"
 
 
 def endpoint_name(text: str) -> str:
     """Return the name of an endpoint; raises a `ValueError` with what is allowed if it is none."""
     if re.fullmatch(NAME, text) is None:
-        raise ValueError("expected letters, digits, '.', '_' and '-', starting with a letter or digit")
+        raise ValueError(f"{_EXPECTED}, or two such names joined by '/'")
+    return text
+
+
+def undivided_name(text: str) -> str:
+    """Return a name that a folder or a node may have; raises a `ValueError` with what is allowed if it is none."""
+    if re.fullmatch(_PART, text) is None:
+        raise ValueError(_EXPECTED)
     return text
 
 

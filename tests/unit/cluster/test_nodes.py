@@ -157,6 +157,12 @@ def test_tls_between_nodes_cannot_change_while_a_deployment_runs(tmp_path):
     assert begin(before, msgspec.structs.replace(before.deployment, code="new"), 0.0).version == before.version + 1
 
 
+def test_no_file_of_a_node_is_named_with_the_slash_of_a_model():
+    unit = msgspec.structs.replace(STATE.deployment.units[0], name="org/model")
+    wanted = msgspec.structs.replace(STATE.deployment, units=(unit,), code="new")
+    assert [run.key for run in begin(None, wanted, 0.0).runs] == ["org.model-1"]
+
+
 def test_machines_that_others_can_listen_to_are_warned_of(tmp_path):
     assert "what the 2 machines of this cluster" in open_to_readers(STATE.deployment, {"10.0.0.5", "10.0.0.6"})
     assert open_to_readers(STATE.deployment, {"10.0.0.5"}) == ""

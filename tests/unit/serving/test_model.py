@@ -48,7 +48,7 @@ def test_settings_have_defaults():
         ("max_wait_ms", -1),
         ("max_wait_ms", True),
         ("max_wait_ms", "1"),
-        ("name", "a/b"),
+        ("name", "a/b/c"),
         ("name", "-a"),
         ("name", "a" * 129),
         ("name", 7),

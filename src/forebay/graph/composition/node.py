@@ -87,6 +87,9 @@ class NodeDefinition:
         named = {"name": settings.name} if settings.name is not None else {}
         self.model_settings = settings_of(type(self.model.__name__, (self.model,), named), one_input=False)
         self.name = self.model_settings.name
+        if "/" in self.name:
+            msg = f"node '{self.name}' has a '/' in its name, which ends the name of its graph"
+            raise ConfigError(f"{msg}; give it another one: node(..., name='{self.name.rpartition('/')[2]}')")
         self._check()
 
     def __repr__(self) -> str:

@@ -86,7 +86,7 @@ class Model:
     A class without these methods, or with abstract ones, may hold what models of its file have in common.
 
     Attributes:
-        name: Name of the endpoint; the class's name in kebab-case if None.
+        name: Name of the endpoint, such as `iris` or `org/iris`; the class's name in kebab-case if None.
         version: Version reported in answers and metrics.
         max_batch_size: Most samples in a batch.
         max_wait_ms: Time a free worker waits for a batch to fill. None, the default, needs no number: a free worker

@@ -281,6 +281,8 @@ class Lobby:
         name = description.name
         if self._is_own(name):
             return self._expected(description)
+        if why := self._app.clash(name):
+            raise ConfigError(why)
         require_no_batch_key(name, description)
         guest = self._guests.get(name)
         if guest is not None and guest.description != description:
@@ -365,7 +367,7 @@ class Lobby:
             return
         await served.endpoint.start()
         name = served.endpoint.name
-        if self._is_own(name):  # it was loaded while the first worker got ready
+        if self._is_own(name) or self._app.clash(name):  # it was loaded while the first worker got ready
             self._guests.pop(name, None)
             await served.endpoint.drain(0.0)  # its workers dial again, and are told
             return

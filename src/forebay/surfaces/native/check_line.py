@@ -38,7 +38,7 @@ def _curl(app: App, http: HttpConfig) -> list[str]:
     if described is None:
         return []
     is_chat = described.input.openai == CHAT
-    path = "/v1/chat/completions" if is_chat else f"/models/{quote(described.name, safe='')}"
+    path = "/v1/chat/completions" if is_chat else f"/models/{quote(described.name)}"
     words = ["curl", f"{{address}}{path}"]
     if http.api_keys:
         words += ["-H", "'X-API-Key: KEY'"]

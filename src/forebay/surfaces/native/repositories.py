@@ -29,7 +29,7 @@ from forebay.runtimes.saved_model import FILE, files_problem
 from forebay.server.stock import Stock
 from forebay.server.stock_offer import Stocked
 from forebay.serving.models.model import Model
-from forebay.types.names import endpoint_name
+from forebay.types.names import undivided_name
 
 if TYPE_CHECKING:
     from forebay.repository.listing import Revision
@@ -67,6 +67,8 @@ class RepositoryTarget(msgspec.Struct, frozen=True, eq=False):
 
     def open(self, config: RepositoryConfig) -> Stocked:
         """Look at the repository; raises ConfigError if it is not there, does not let us in, or cannot be kept here."""
+        if wrong := _why_not(self.name):
+            raise ConfigError(f"{self.address}: '{self.name}' cannot be the name of a folder with a model: {wrong}")
         source = source_of(self.address, self.below, ListingLimits(config.timeout_s, config.max_files))
         rules = TreeRules(
             name=self.name,
@@ -170,7 +172,7 @@ def name_of(address: str) -> str:
 def _why_not(name: str) -> str:
     """Return why an endpoint may not be called so; empty if it may."""
     try:
-        endpoint_name(name)
+        undivided_name(name)
     except ValueError as error:
         return str(error)
     return ""

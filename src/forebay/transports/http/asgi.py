@@ -97,7 +97,7 @@ def asgi_app(app: App, config: HttpConfig, more: Sequence[BaseRoute] = ()) -> AS
         hint = usual if usual in here else nearest(path, [*models, *here])
         msg = f"nothing is served at {prefix}{path[:100]}" + (f"; did you mean {prefix}{hint}?" if hint else "")
         spoken = [door.targets[0] for door in DOORS if is_v1 and door.targets[0].encode() in by_target]
-        named = [one for one in models if one.startswith("/models/") and one.count("/") == 2]
+        named = [one for name in app.served if (one := f"/models/{quote(name)}").encode() in by_target]
         if not hint and (asked := spoken or (named[:_NAMED] if request.method == "POST" else [])):
             msg += f"; models here are asked at {' and '.join(prefix + one for one in asked)}"
         return _error(request, NothingThere(msg), partial(fault, path=path) if spoken else error_answer)
@@ -219,14 +219,13 @@ def _paths(pages: ServerPages, protocol: InferencePages) -> list[PathRoute]:
         *routes,
         *(PathRoute(path, protocol) for path in ("/v2", "/v2/{rest:path}")),
         PathRoute("/models", Methods(get=pages.models)),
-        PathRoute("/models/{name}/weights", Methods(post=pages.management.share)),
-        PathRoute("/models/{name}/versions/{version}/load", Methods(post=pages.management.load)),
-        PathRoute("/models/{name}/versions/{version}/swap", Methods(post=pages.management.swap)),
-        PathRoute("/models/{name}/versions/{version}/unload", Methods(post=pages.management.unload)),
+        PathRoute("/models/{name:path}/weights", Methods(post=pages.management.share)),
+        PathRoute("/models/{name:path}/versions/{version}/load", Methods(post=pages.management.load)),
+        PathRoute("/models/{name:path}/versions/{version}/swap", Methods(post=pages.management.swap)),
+        PathRoute("/models/{name:path}/versions/{version}/unload", Methods(post=pages.management.unload)),
         PathRoute("/models/{name:path}", Methods(get=pages.model, post=pages.model)),
         PathRoute("/v1/models", Methods(get=pages.v1_models, fault=fault)),
-        PathRoute("/v1/models/{name}", Methods(get=pages.v1_model, post=pages.v1_missing)),
-        PathRoute("/v1/models/{name}/{below:path}", Methods(get=pages.v1_version, post=pages.v1_missing)),
+        PathRoute("/v1/models/{path:path}", Methods(get=pages.v1_model, post=pages.v1_missing)),
         PathRoute("/healthz", Methods(get=pages.healthz)),
         PathRoute("/readyz", Methods(get=pages.readyz)),
         PathRoute("/metrics", Methods(get=pages.metrics)),

@@ -325,7 +325,7 @@ def routes_for(
     """Return what makes the routes of a version, by target; it is told whether the route `is_one_of_several`."""
     if served.tensors is None:
         return {}
-    below = quote(served.endpoint.name, safe="") + (f"/versions/{quote(version, safe='')}" if version else "")
+    below = quote(served.endpoint.name) + (f"/versions/{quote(version, safe='')}" if version else "")
     found: dict[str, Callable[..., Route]] = {
         f"/v2/models/{below}/infer": partial(InferRoute, served, served.tensors, config, regions, staging)
     }
@@ -341,7 +341,7 @@ def routes_alone(served: Served, config: HttpConfig, regions: Callable[[], Share
     if served.tensors is None:
         return {}
     route = InferRoute(served, served.tensors, config, regions)
-    name, version = quote(served.endpoint.name, safe=""), quote(served.endpoint.config.version, safe="")
+    name, version = quote(served.endpoint.name), quote(served.endpoint.config.version, safe="")
     return {f"/v2/models/{name}{of}/infer".encode(): route for of in ("", f"/versions/{version}")}
 
 

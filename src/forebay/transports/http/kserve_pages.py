@@ -83,7 +83,11 @@ class InferencePages:
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
         path = path_of_as_sent(scope)
         segments = [unquote(segment) for segment in path.split("/")[1:]]
-        target = "".join(f"/{quote(segment, safe='')}" for segment in segments)
+        at = 3 if segments[1:2] == ["repository"] else 2
+        if segments[at - 1 : at] == ["models"] and segments[at:]:
+            name, rest = self._app.split_name(segments[at:])
+            segments[at:] = [name, *rest]
+        target = "".join(f"/{quote(one, safe='/' * (place == at))}" for place, one in enumerate(segments))
         if segments[-1] in CALLS and (route := self._route(target, segments)) is not None:
             _require("POST", scope)
             await self._predict(route)(scope, receive, send)
@@ -138,7 +142,7 @@ class InferencePages:
             name, version = segments[2], segments[4]
             served = find_served(self._app, name, version) if version and name in self._app.served else None
             if served is not None and served.endpoint.config.version != version:
-                found = self._routes.get(f"/v2/models/{quote(name, safe='')}/{segments[-1]}".encode())
+                found = self._routes.get(f"/v2/models/{quote(name)}/{segments[-1]}".encode())
         return found
 
     def _told(

@@ -93,7 +93,7 @@ class ModelRoutes:
         """Return the routes of a model by their targets."""
         ready, weights = versions.ready, versions.weights
         sharing = [ready[version] for version in weights]
-        model = f"/models/{quote(versions.model, safe='')}"
+        model = f"/models/{quote(versions.model)}"
         inferring = {served: self._inferring(served) for served in sharing}
         for target in dict.fromkeys(target for made in inferring.values() for target in made):
             among = {served: made[target] for served, made in inferring.items() if target in made}

@@ -107,8 +107,10 @@ class ServerPages:
             if self.dashboard is not None and wants_page(request):
                 return from_root(request)
             name = only.endpoint.name
-        name, _, version = name.partition("/versions/")
+        name, below = self._app.split_name(name.split("/"))
+        path, _, version = "/".join(["", *below]).partition("/versions/")
         version, _, action = version.partition("/")
+        name += path
         if action:
             further = self._app.served[name].contracts if name in self._app.served else ()
             there = [*ACTIONS, *(path.removeprefix("/") for path in further if path)]
@@ -122,28 +124,21 @@ class ServerPages:
         return _json(openai.models_page(self._app, self._created))
 
     async def v1_model(self, request: HttpRequest) -> Response:
-        """Describe one model for them."""
-        name = request.path_params["name"]
+        """Describe one model for them, or a version of it as TensorFlow Serving does."""
+        app, path = self._app, request.path_params["path"]
+        name, below = app.split_name(path.split("/"))
         if ":" in name:
             return await self.v1_missing(request)
         try:
-            return _json(openai.model_page(self._app, name, self._created))
-        except NotFound as error:
-            failed(request.scope, error)
-            in_form = openai.fault if openai.names(self._app) else kserve_calls.fault_of
-            return response_of(in_form(error, id_of(request.scope)))
-
-    async def v1_version(self, request: HttpRequest) -> Response:
-        """Tell of a version of a model, as TensorFlow Serving does."""
-        try:
-            return _json(tfserving.about(self._app, request.path_params["name"], request.path_params["below"]))
+            return _json(tfserving.about(app, name, below) if below else openai.model_page(app, name, self._created))
         except ForebayError as error:
             failed(request.scope, error)
-            return response_of(kserve_calls.fault_of(error, id_of(request.scope)))
+            in_form = openai.fault if not below and openai.names(app) else kserve_calls.fault_of
+            return response_of(in_form(error, id_of(request.scope)))
 
     async def v1_missing(self, request: HttpRequest) -> Response:
         """Say why nothing answers to a verb of a model."""
-        error = tfserving.not_there(self._app, "/".join(request.path_params.values()))
+        error = tfserving.not_there(self._app, request.path_params["path"])
         failed(request.scope, error)
         return response_of(kserve_calls.fault_of(error, id_of(request.scope)))
 

@@ -204,7 +204,7 @@ def routes_for(
     labels: Mapping[str, str] | None = None,
 ) -> dict[str, Callable[..., Route]]:
     """Return what makes the routes of a version, by target; it is told whether the route `is_one_of_several`."""
-    name = quote(served.endpoint.name, safe="")
+    name = quote(served.endpoint.name)
     below = [f"{name}/versions/{quote(version, safe='')}"] if version else [name, f"{name}/versions/{facts.ANY}"]
     below += [f"{name}/labels/{quote(label, safe='')}" for label, of in (labels or {}).items() if of == version]
     found: dict[str, Callable[..., Route]] = {}
@@ -232,29 +232,29 @@ def is_tfserving_path(path: str) -> bool:
 
 def not_there(app: App, path: str) -> NotFound:
     """Return the error of a path below `/v1/models/` at which nothing answers."""
-    name, _, verb = path.partition(":")
-    name, _, below = name.partition("/")
+    above, _, verb = path.partition(":")
+    name, below = app.split_name(above.split("/"))
     if verb not in {"predict", "classify", "regress"}:
         return NotFound(f"nothing answers at /v1/models/{path[:100]}; there is NAME:predict, :classify and :regress")
     try:
-        kind, _, version = below.partition("/")
-        found = facts.find_version(app, name, version, version if kind == "labels" else "")
+        version = "/".join(below[1:])
+        found = facts.find_version(app, name, version, version if below[:1] == ["labels"] else "")
         find_served(app, name, found or "")
     except NotFound as error:
         return without_frames(error)  # its frames would hold it, and the request
     return NotFound(f"the model '{name[:100]}' does not accept tensors, so it does not answer ':{verb[:40]}'")
 
 
-def about(app: App, name: str, below: str) -> dict[str, Any]:
+def about(app: App, name: str, below: Sequence[str]) -> dict[str, Any]:
     """Return what the protocol tells of a model, or of a version of it.
 
     Args:
-        below: What stands behind it in the path.
+        below: The segments of the path behind it.
 
     Raises:
         NotFound: If there is no such model or version, or nothing is told there.
     """
-    match below.split("/") if below else []:
+    match below:
         case ["versions", version, *rest_of]:
             found = facts.find_version(app, name, version)
         case ["labels", label, *rest_of]:
@@ -264,7 +264,7 @@ def about(app: App, name: str, below: str) -> dict[str, Any]:
     if rest_of == []:
         return {"model_version_status": facts.statuses(app, name, found)}
     if rest_of != ["metadata"]:
-        msg = f"nothing at /v1/models/{name[:100]}/{below[:100]}; there is metadata, versions/V and labels/L"
+        msg = f"nothing at /v1/models/{name[:100]}/{'/'.join(below)[:100]}; there is metadata, versions/V and labels/L"
         raise NotFound(msg)
     versions = app.versions_of(name)
     if versions is None and app.stock is not None and facts.statuses(app, name, found):

@@ -19,10 +19,7 @@ export function callsOf(document, name) {
     const properties = { ...schema.properties, model: { ...schema.properties.model, enum: [name] } };
     return { ...call, schema: { ...schema, properties }, isChat: path === CHAT, answers: path === CHAT ? "chat" : "json" };
   });
-  const own = Object.entries(paths).filter(([path]) => {
-    const [, models, model] = path.split("/");
-    return models === "models" && model !== undefined && decodeURIComponent(model) === name;
-  }).map(([path, { post, get }]) => {
+  const own = Object.entries(paths).filter(([path]) => `${decodeURIComponent(path)}/`.startsWith(`/models/${name}/`)).map(([path, { post, get }]) => {
     if (post) return callOf(document, path, "POST", post);
     return get?.parameters?.some(isSample) ? callOf(document, path, "GET", get) : null;
   });

@@ -111,7 +111,7 @@ export class Detail {
 
 function factsOf(model) {
   const { batching } = model;
-  const facts = document.body.dataset.beside === undefined ? [h("code", {}, `POST /models/${encodeURIComponent(model.name)}`)] : [];
+  const facts = document.body.dataset.beside === undefined ? [h("code", {}, `POST /models/${model.name}`)] : [];
   if (!model.nodes && batching) {
     const waits = batching.auto ? `learns what holds ${count(batching.auto.latency_objective_ms)} ms`
       : { gather: "gathers returning clients", go: "goes at once", wait: `waits ${batching.max_wait_ms} ms` }[batching.idle] ?? batching.idle;
