@@ -185,7 +185,7 @@ def test_numbers_and_pages_tell_the_name(alone):
         drawn = alone.client.get(f"/ui/graph/{name}", headers={"x-forebay-page": "ui"})
         assert drawn.status_code == 200, drawn.text
     assert alone.metric("forebay_requests_total", endpoint="org/both/more") == 0
-    assert asked(alone, "/models/org/both", {"number": 1}) == (200, 3)
+    assert asked(alone, "/models/org/both", 1) == (200, 3)
     assert alone.metric("forebay_requests_total", endpoint="org/both/more") == 2
     assert "POST /models/org/twice " in alone.log
 
