@@ -39,7 +39,7 @@ SECTIONS = {
     "Servings of other programs: `forebay.cluster`": "cluster cluster.join cluster.Membership",
     "Within a program": "asgi start",
     "Errors": (
-        "ForebayError RequestError InvalidRequest ValidationError NotFound NotPrepared QueueFull DeadlineExceeded "
+        "ForebayError RequestError InvalidRequest ValidationError NotFound NotPrepared Cancelled QueueFull DeadlineExceeded "
         "Unavailable ConfigError BatchMismatch BatchResultMismatch ServingCrashed ServingNotFound ServingStopped"
     ),
     "Model files: `forebay.runtimes`": (

@@ -38,6 +38,7 @@ SHOWN = {
         "thumbnails.py": ("thumbnails", {"image": "Y2F0"}, {"name": None, "bytes": 3, "sha": "9d989e8d"}),
         "greeter.py": ("greeter", "Ann", "Hello Ann"),
         "words.py": ("words/embed", "axe", [0.3, 1.0]),
+        "uploads.py": ("digest", "a", "ac8d8342bbb2362d13f0a559a3621bb407011368895164b628a54f7fc33fc43c"),
         "users.py": ("users", "ada", {"name": "Ada Lovelace"}),
     },
     "docs/how-to/health-of-a-model.md": {"guarded.py": ("guarded", "", True)},

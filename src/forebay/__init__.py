@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from forebay.errors import (
         BatchMismatch,
         BatchResultMismatch,
+        Cancelled,
         ConfigError,
         DeadlineExceeded,
         ForebayError,
@@ -58,6 +59,7 @@ _HOMES = {
     "Batch": "forebay.arrays.array_batch",
     "BatchMismatch": "forebay.errors",
     "BatchResultMismatch": "forebay.errors",
+    "Cancelled": "forebay.errors",
     "ConfigError": "forebay.errors",
     "Context": "forebay.types.context",
     "DeadlineExceeded": "forebay.errors",
@@ -104,6 +106,7 @@ __all__ = [
     "Batch",
     "BatchMismatch",
     "BatchResultMismatch",
+    "Cancelled",
     "ConfigError",
     "Context",
     "DeadlineExceeded",

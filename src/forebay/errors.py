@@ -126,7 +126,7 @@ class NotPrepared(RequestError):
 
 
 class Cancelled(RequestError):
-    """The client went away before its answer was ready."""
+    """The client went away before its answer was ready, or the rest of the body it sends is not wanted any more."""
 
     code = Code.CANCELLED
 

@@ -127,8 +127,9 @@ class WeighedModel(msgspec.Struct, frozen=True):
 
 
 def description_of(served: Served) -> ModelDescription | None:
-    """Describe what a server serves; None for what only the server itself can be asked: projects of other systems."""
-    if served.described is None or served.stand_in is not None or served.session is not None:
+    """Describe what a server serves; None for what only the server itself can be asked, such as Nucleus' projects."""
+    is_fed = any(contract.in_pieces for contract in served.contracts.values())
+    if served.described is None or served.stand_in is not None or served.session is not None or is_fed:
         return None
     endpoint = served.endpoint
     batching = endpoint.batching

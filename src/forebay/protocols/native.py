@@ -124,6 +124,7 @@ class Contract(msgspec.Struct, frozen=True):
         openai: Where it answers below `/v1` in OpenAI's protocol; empty if it does not speak it.
         call: The method of the model that is asked; empty is `predict`.
         verbs: The methods of HTTP that ask it.
+        in_pieces: The model takes the body as it arrives, whatever its media type.
         fields: Those of a sample that the query of a POST may have; they stand in its `params`, as pairs of texts.
     """
 
@@ -140,6 +141,7 @@ class Contract(msgspec.Struct, frozen=True):
     call: str = ""
     verbs: tuple[str, ...] = ("POST",)
     fields: tuple[str, ...] = ()
+    in_pieces: bool = False
 
 
 def status_of(error: ForebayError) -> int:

@@ -30,6 +30,11 @@ class Documented(Protocol):
         ...
 
     @property
+    def in_pieces(self) -> bool:
+        """Whether a model takes it as it arrives."""
+        ...
+
+    @property
     def openai(self) -> str:
         """Where requests of it are asked in OpenAI's protocol; empty if nowhere."""
         ...

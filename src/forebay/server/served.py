@@ -53,6 +53,7 @@ def contract_of(described: Described, *, has_context: bool = False, shares_disk:
         call="" if described.call == PREDICT else described.call,
         verbs=described.verbs,
         fields=tuple(fields or ()),
+        in_pieces=given.in_pieces,
     )
 
 

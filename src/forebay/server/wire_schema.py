@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
+
+from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from forebay.protocols.openapi_components import Documented
@@ -30,6 +32,7 @@ class WireSchema(msgspec.Struct, frozen=True):
     parts: dict[str, Any]
     has_media: bool = False
     openai: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    in_pieces: Literal[False] = False
 
     def json_schema(self, ref_template: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the schema and its parts, as `WireType.json_schema`."""
@@ -37,7 +40,9 @@ class WireSchema(msgspec.Struct, frozen=True):
 
 
 def wire_schema_of(documented: Documented) -> WireSchema:
-    """Return a wire type as plain data."""
+    """Return a wire type as plain data; raises ConfigError if only workers of the same process can read it."""
+    if documented.in_pieces:
+        raise ConfigError("only workers in the server's process take bodies as they arrive (--worker-kind thread)")
     schema, parts = documented.json_schema(_REF)
     # Through JSON, so that it is equal to what arrives on the other side: keys are strings, and tuples lists.
     plain: Sequence[Any] = msgspec.json.decode(msgspec.json.encode([schema, parts], enc_hook=str))

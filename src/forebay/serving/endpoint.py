@@ -44,7 +44,7 @@ from forebay.serving.slices import Slices
 from forebay.serving.stream_delivery import Windows
 from forebay.serving.worker_scaling import WorkerScaling
 from forebay.types.author_view import own_frames
-from forebay.types.call import EMPTY, Failure, Outcome, ReplyToAll, Request, Slice
+from forebay.types.call import ALONE, EMPTY, Failure, Outcome, ReplyToAll, Request, Slice
 from forebay.types.failures import without_frames
 from forebay.types.server_state import here
 from forebay.types.settings import Sharing
@@ -376,7 +376,7 @@ class Endpoint:
             try:
                 if self._sleeper is not None and not self.pool.idle:
                     self._sleeper.admit(deadline, now)
-                if self._keys_of is not None:
+                if self._keys_of is not None and request.key is not ALONE:
                     self._submit_by_key(request, self._keys_of(request), batcher, now)
                 elif request.size > self._max_size:
                     self._slices.cut(request, {request.key: range(request.size)}, now)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from forebay.errors import BadOutcome, DeadlineExceeded
+from forebay.types.body_pieces import BodyPieces
 from forebay.types.call import Media
 from forebay.workers.pool import CREDIT
 
@@ -227,7 +228,8 @@ class Windows:
         for request, window in late:
             window.heard = now
             mates = (self._windows.get(mate) for mate in window.batch.entries)
-            if not request.done and not any(mate.held for mate in mates if mate is not None):
+            is_fed = type(request.body) is BodyPieces and request.body.is_awaited()  # its client is the silent one
+            if not request.done and not is_fed and not any(mate.held for mate in mates if mate is not None):
                 text = f"{request.place()}no part for {self._idle_s * 1000:.10g} ms (stream_idle_ms)"
                 self._give_up(request, DeadlineExceeded(text))
         self._silence = None

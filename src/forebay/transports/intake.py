@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """When the transport of a connection is read, and how the connection closes so that its last answer arrives.
 
-A transport is read while nothing holds it. There are three holds, and each is set and released by itself:
+A transport is read while nothing holds it. There are four holds, and each is set and released by itself:
 
     hold         set while                                        released by
     TURN         other clients have their turn                    `ReadingTurns`
     FULL_BUFFER  the client does not take its answers             the transport, once there is room again
     PIPELINE     earlier requests of this client are answered     the connection
+    BEHIND       an application has not taken what came           the application, and its answer
 
 A connection that closes while its client sends may lose its last answer on the way. So the connection lingers: it ends
 its own side and drops what still arrives, until the client is quiet for a moment.
@@ -36,6 +37,7 @@ time (`lingering_time` in ngx_http_core_module.c) and no limit of bytes either."
 TURN: Final = 1
 FULL_BUFFER: Final = 2
 PIPELINE: Final = 4
+BEHIND: Final = 8
 
 
 class Intake:
@@ -85,7 +87,7 @@ class Intake:
         if self._transport.can_write_eof():
             self._transport.write_eof()
             self._lingers_since = now
-            self.release(PIPELINE)
+            self.release(PIPELINE | BEHIND)
         else:
             self._transport.close()
 

@@ -16,9 +16,18 @@ from forebay.transports.grpc import frames
 from forebay.transports.grpc.connection import GrpcConnection
 from forebay.transports.grpc.heads import HeadReader
 from forebay.transports.grpc.port import GrpcPort
-from forebay.transports.intake import FULL_BUFFER, LARGE_READ_BYTES, LINGER_S, MAX_LINGER_S, PIPELINE, TURN, Intake
+from forebay.transports.intake import (
+    BEHIND,
+    FULL_BUFFER,
+    LARGE_READ_BYTES,
+    LINGER_S,
+    MAX_LINGER_S,
+    PIPELINE,
+    TURN,
+    Intake,
+)
 
-HOLDS = [FULL_BUFFER, PIPELINE]
+HOLDS = [FULL_BUFFER, PIPELINE, BEHIND]
 
 
 class Turns:

@@ -102,6 +102,8 @@ def signature_of_model(model: type[Model]) -> NodeSignature:
 def _signature_of_stream(model: type[Model]) -> NodeSignature:
     """Read the signature of a model that streams: what is given is one sample, and what is returned a part."""
     given, answer = io_types(model)
+    if given.in_pieces:
+        raise ConfigError(f"{model.__qualname__} takes bodies as they arrive, and a node is given whole values")
     first = next(name for name in ("preprocess", "start", "predict") if hasattr(model, name))
     name = _method(model, first).first
     return NodeSignature({name: NodeInput(given.annotation)}, answer.annotation, [])

@@ -7,7 +7,8 @@
 `In` and `Out` are the wire types (`schema.py`). `preprocess(self, sample: X)` makes `X` the input instead,
 `postprocess(...) -> Y` makes `Y` the output. A `predict` that generates (`-> Iterator[list[Out | None]]`) streams
 values of `Out`. Of a model that has `start` and `step`, `In` is the parameter of `start`, and
-`step(...) -> list[Out | Last[Out] | None]` says `Out`. Where nothing is written, or `Any`, every JSON value passes.
+`step(...) -> list[Out | Last[Out] | None]` says `Out`. Where nothing is written, or `Any`, every JSON value passes. A
+`predict` of an `AsyncIterator[bytes]` gets the body of one request as it arrives, and returns one `Out`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final, Literal
 
 from forebay.errors import ConfigError
 from forebay.serving.models.class_places import with_place
-from forebay.serving.models.function_kinds import generates
+from forebay.serving.models.function_kinds import generates, may_await
 from forebay.serving.models.schema import WireType, is_union, spell, unwrap
 from forebay.types.call import Last
 from forebay.types.call_signature import signature_of
@@ -44,6 +45,8 @@ _BATCHES: Final = frozenset(
 _STREAMS: Final = frozenset(
     {collections.abc.Iterator, collections.abc.Generator, collections.abc.AsyncIterator, collections.abc.AsyncGenerator}
 )
+_PIECES: Final = {collections.abc.AsyncIterator: "async def", collections.abc.Iterator: "def"}  # by what takes them
+_OF_SAMPLES: Final = ("batchable", "batch_key", "pad")
 _WHOLE_RESULTS: Final = {
     "embeddings": "a vector each, such as list[float]",
     "rerank": "a score each: float or forebay.openai.Score",
@@ -80,7 +83,14 @@ def _io_types(model_class: type, method: ModelMethod | None) -> tuple[WireType, 
     preprocess = postprocess = None
     if method is None:
         preprocess, postprocess = _method(model_class, "preprocess"), _method(model_class, "postprocess")
-    given = preprocess.wire_type("input") if preprocess is not None else predict.wire_type("input", element=True)
+    if preprocess is None and predict.takes_pieces():
+        beside = [name for name in _OF_SAMPLES if getattr(method or model_class, name, None)]
+        if beside := [*beside, *({"GET"} & {*(method.verbs if method else ())})]:
+            raise ConfigError(f"{predict.place} takes a body as it arrives; leave out {' and '.join(beside)}")
+        given = WireType(bytes)
+        given.in_pieces = True
+    else:
+        given = preprocess.wire_type("input") if preprocess is not None else predict.wire_type("input", element=True)
     streams = predict.generates
     answer = (postprocess or predict).wire_type("output", element=postprocess is None, part=streams)
     batchable = getattr(model_class, "batchable", False) if method is None else method.batchable
@@ -151,6 +161,21 @@ class _Method:
         self.function = function
         self.bound = bound  # whether the first parameter is `self` or `cls`
         self.generates = generates
+        self.is_alone = False  # whether it gets a body in pieces, and no batch
+
+    def takes_pieces(self) -> bool:
+        """Note whether it takes bodies in pieces; raises ConfigError if it could not read them."""
+        what, annotation = self._parameter()
+        found = unwrap(self._resolve(what, annotation))
+        reader = _PIECES.get(typing.get_origin(found) or found)
+        own = "async def" if may_await(self.function) else "def"
+        if reader is not None and (typing.get_args(found) != (bytes,) or reader != own):
+            raise ConfigError(
+                f"{self.place}: {what} is annotated {spell(annotation)}; a body as it arrives is an "
+                "`AsyncIterator[bytes]` for `async def` and an `Iterator[bytes]` for `def`, a batch is a `list[...]`"
+            )
+        self.is_alone = reader is not None
+        return self.is_alone
 
     def wire_type(
         self, direction: Literal["input", "output"], *, element: bool = False, part: bool = False
@@ -203,6 +228,8 @@ class _Method:
         """Return the type of one sample of a batch."""
         batch = unwrap(annotation)
         origin, arguments = typing.get_origin(batch) or batch, typing.get_args(batch)
+        if self.is_alone:
+            return (arguments or (Any,))[0] if origin in _STREAMS else annotation
         if direction == "output" and (origin in _STREAMS or (origin in _MAYBE_STREAMS and self.generates)):
             if not arguments:
                 return Any

@@ -72,6 +72,7 @@ class BatchRunner(Runner, ABC):
         self._pad = settings.pad
         self._isolates = settings.isolate_errors or isolate_errors
         self._in_parts = self._pad is not None or self._isolates
+        self._is_alone = False  # whether the method takes one sample and gives its result, without lists
         self._in_buckets = model_class.batch_key is None
         self._has_context = settings.has_context
         self._context_in = {
@@ -213,7 +214,7 @@ class BatchRunner(Runner, ABC):
             results = self._predicted(batch) if batch.samples else []
         if ended is not None:
             ended("predict")
-        batch.take_results(results)
+        batch.take_results([results] if self._is_alone else results)
         if self._postprocess is not None:
             batch.each(self._postprocess, in_context=self._context_in["postprocess"])
         outcomes = self._encoded(batch)
@@ -257,7 +258,7 @@ class BatchRunner(Runner, ABC):
                 results = await results
         if ended is not None:
             ended("predict")
-        batch.take_results(results)
+        batch.take_results([results] if self._is_alone else results)
         if self._postprocess is not None:
             await batch.each_async(self._postprocess, in_context=self._context_in["postprocess"])
         outcomes = self._encoded(batch)
@@ -317,9 +318,10 @@ class BatchRunner(Runner, ABC):
         return batch
 
     def _predicted(self, batch: Samples) -> Any:
+        given = batch.samples[0] if self._is_alone else batch.samples
         if self._context_in["predict"]:
-            return self._predict(batch.samples, context=batch.contexts())
-        return self._predict(batch.samples)
+            return self._predict(given, context=batch.told[0] if self._is_alone else batch.contexts())
+        return self._predict(given)
 
     def _plan(self, batch: Samples) -> isolation.Plan:
         """Measure the samples if they are padded, and say which of them run together."""
@@ -365,7 +367,8 @@ class BatchRunner(Runner, ABC):
             if batch.samples:
                 self._check_generator(steps, "__next__")
                 write = None if batch.failures else self.writer([item.params for item in batch.items])
-                for step in steps:
+                for made in steps:
+                    step = [made] if self._is_alone else made
                     self._check_step(batch, step)
                     written = None if write is None else write(step)
                     if written is not None:  # as nearly always
@@ -390,7 +393,8 @@ class BatchRunner(Runner, ABC):
                 yield refused
             if batch.samples:
                 self._check_generator(steps, "__anext__")
-                async for step in steps:
+                async for made in steps:
+                    step = [made] if self._is_alone else made
                     self._check_step(batch, step)
                     told = batch.contexts() if self._context_in["postprocess"] else None
                     yield self._parts(

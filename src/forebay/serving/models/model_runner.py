@@ -104,6 +104,8 @@ class ModelRunner(BatchRunner):
         self._batchable = self._settings.batchable
         self._name = "" if method is None else method.name
         self._types = given, answer
+        if given.in_pieces:
+            self._is_alone, self._in_parts = True, False
         self.borrows_input = model_class.borrows_input or not given.refers
 
     @cached_property

@@ -7,6 +7,7 @@
 | whatever involves pydantic v2 (models, `Field`, `annotated_types`) | JSON or msgpack, by a `TypeAdapter` |
 | `NDArray[np.float32]` and the like (`array_types.py`) as input | lists in lists; a tensor where there are any |
 | `bytes` as input | the body untouched, whatever its media type; the one file of a form |
+| `AsyncIterator[bytes]`, `Iterator[bytes]` as input | the body as it arrives |
 | `forebay.File`, `bytes` inside other types | base64 in JSON, bytes in msgpack; a file of a form |
 | `bytes` as output | `application/octet-stream` |
 | `forebay.Media` as output, also in a union with others | its own media type |
@@ -89,6 +90,7 @@ class WireType:
         "annotation",
         "direction",
         "has_media",
+        "in_pieces",
         "raw",
         "refers",
     )
@@ -101,6 +103,7 @@ class WireType:
         """Whether a value may be a `Media`, which is not encoded; `annotation` then says what else it may be."""
         self.annotation = Any if encoded is object else encoded
         self.direction = direction
+        self.in_pieces = False  # whether a model is given an iterator of it, while it arrives
         self.raw = encoded is Media or unwrap(encoded) is bytes
         self._adapter = None if self.raw else _pydantic_adapter(self.annotation)
         customs = [] if direction == "output" or self.raw else list(_parts(self.annotation, {}))
@@ -136,7 +139,7 @@ class WireType:
     def reader(self, params: Mapping[str, Any]) -> Decode:
         """Return what reads the body of a request with these params, which may have fields in its query."""
         fields, kind = params.get(FIELDS), params["in"]
-        decode = self.decoder(kind)
+        decode = _as_it_is if self.in_pieces else self.decoder(kind)
         if not fields or kind not in _FORMATS:
             return decode
         codec = msgspec.json if kind == "json" else msgspec.msgpack

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import Cancelled, DeadlineExceeded, ForebayError, QueueFull, TooLarge, Unavailable
 from forebay.transports.http.asgi_calls import answered_by, failed
-from forebay.transports.http.bodies import BodyTooLong, left, read_body
+from forebay.transports.http.bodies import left, read_body
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.http_errors import TooSlow
 from forebay.types.call import Failure, Request
@@ -84,8 +84,6 @@ class BatchingHttp:
                     return await read_body(receive, self._max_body_bytes)
         except TimeoutError:
             raise TooSlow(f"the body did not come within {self._read_s:g} seconds") from None
-        except BodyTooLong:
-            pass
         raise too_long("body", self._max_body_bytes, length or None)
 
     async def _job(self, body: bytes, scope: Scope, receive: Receive) -> Any:

@@ -112,10 +112,10 @@ def faces_of(
         return ServedMethod(contract, described, tensors)
 
     further = [
-        face(one, types, tensors, is_named=True, path=one.path, verbs=one.verbs, call=one.name)
+        face(one, types, tensors, is_named=not types[0].in_pieces, path=one.path, verbs=one.verbs, call=one.name)
         for one, types, tensors in methods
     ]
-    is_named = model.is_named if isinstance(model, Description) else True
+    is_named = model.is_named if isinstance(model, Description) else not types[0].in_pieces
     return face(model, types, is_named=is_named, methods=[one.described for one in further]), further
 
 

@@ -77,11 +77,19 @@ def serve_model(
     if settings.pad is not None and not hasattr(model, "preprocess"):
         settings.pad.require_fields(f"{where}.pad", given.annotation)
     keys = _keys_of(where, settings, given)
-    endpoint = endpoint_of(where, settings, _pool(model, settings, overrides, spec, files), overrides, keys)
     typed = [(one, io_types(model, one)) for one in settings.methods]
-    methods = [(one, types, codec_for(model, *types, one.name).face) for one, types in typed]
+    for one, read in ((settings, given), *((one, types[0]) for one, types in typed)):
+        kinds = ("thread", "inline") if one.is_async else ("thread",)
+        if read.in_pieces and overrides.worker_kind not in kinds:
+            msg = f"{where} takes bodies as they arrive, which workers of kind {overrides.worker_kind} cannot"
+            raise ConfigError(f"{msg}; use worker_kind {' or '.join(kinds)} (--worker-kind thread)")
+    pool = _pool(model, settings, overrides, spec, files)
+    batched = msgspec.structs.replace(settings, max_batch_size=1) if given.in_pieces and not typed else settings
+    endpoint = endpoint_of(where, batched, pool, overrides, keys)
+    codecs = [(one, types, codec_for(model, *types, one.name)) for one, types in typed]
+    methods = [(one, types, None if types[0].in_pieces else codec.face) for one, types, codec in codecs]
     face, further = faces_of(settings, (given, answer), methods, shares_disk=not overrides.dials_in)
-    tensors = codec_for(model, given, answer).face
+    tensors = None if given.in_pieces else codec_for(model, given, answer).face
     return Served(endpoint, face.contract, face.described, methods=further, tensors=tensors)
 
 

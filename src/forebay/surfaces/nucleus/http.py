@@ -31,12 +31,11 @@ from forebay.surfaces.nucleus.logs import log_access
 from forebay.surfaces.nucleus.runner import INTERNAL_ERROR
 from forebay.transports.api_keys import KeyHolders, lets_in, no_key
 from forebay.transports.http.asgi_calls import answered_by, failed
-from forebay.transports.http.bodies import BodyTooLong, left, read_body
+from forebay.transports.http.bodies import left, read_body
 from forebay.transports.http.error_answers import error_headers
 from forebay.transports.http.kserve_calls import PUBLIC_PATHS, is_inference_path
 from forebay.transports.reading_turns import in_turns
 from forebay.types.call import ALONE, Failure, Outcome, Request, nothing
-from forebay.types.element_limits import too_long
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -179,10 +178,8 @@ class NucleusHttp:
             return await _write(send, _not_allowed([*(name.upper() for name in self._verbs), "OPTIONS"]), CORS)
         try:
             body = await read_body(receive, self._max_body_bytes)
-        except BodyTooLong:
-            return await _write(
-                send, handler_answers.text(413, too_long("body", self._max_body_bytes or 0).message), CORS
-            )
+        except TooLarge as error:
+            return await _write(send, handler_answers.text(413, error.message), CORS)
         if body is None:
             return CLIENT_GONE
         headers = forwarded(scope)

@@ -35,13 +35,12 @@ from forebay.transports.http.connection_state import (
 from forebay.transports.http.error_answers import error_answer
 from forebay.transports.http.same_turn import SEPARATE_BYTES, answers
 from forebay.transports.http.streamed_answer import StreamedAnswer
-from forebay.transports.intake import PIPELINE, Intake
+from forebay.transports.intake import BEHIND, PIPELINE, Intake
 from forebay.transports.rate_limit_fields import rate_limit_fields
 from forebay.types.call import Failure, Outcome, Request, nothing, status_in
 
 if TYPE_CHECKING:
     import asyncio
-    from collections import deque
 
     from forebay.transports.http.head import Head
     from forebay.transports.http.port import HttpPort
@@ -57,17 +56,15 @@ UNREAD: Final = object()
 class _Flow(FlowControl):
     """Has uvicorn's cycles use the intake; they ask for more as soon as they run, also behind what waits."""
 
-    def __init__(self, transport: asyncio.Transport, intake: Intake, waiting: deque[tuple[Any, Any]]) -> None:
+    def __init__(self, transport: asyncio.Transport, intake: Intake) -> None:
         super().__init__(transport)
-        self._waiting = waiting
         self._intake = intake
 
     def pause_reading(self) -> None:
-        self._intake.hold(PIPELINE)
+        self._intake.hold(BEHIND)
 
     def resume_reading(self) -> None:
-        if not self._waiting:
-            self._intake.release(PIPELINE)
+        self._intake.release(BEHIND)
 
 
 class AnsweringConnection(HttpToolsProtocol):
@@ -138,7 +135,7 @@ class AnsweringConnection(HttpToolsProtocol):
         """Take the connection."""
         super().connection_made(transport)
         self.intake = Intake(transport, self._lane.turns)
-        self.flow = _Flow(transport, self.intake, self.talk.waiting)
+        self.flow = _Flow(transport, self.intake)
 
     # Called off
 
@@ -307,6 +304,7 @@ class AnsweringConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Go on with what waits; uvicorn's cycle calls this."""
         self.server_state.total_requests += 1
+        self.intake.release(BEHIND)
         scope: dict[str, Any] = {} if self._working is None else cast("dict[str, Any]", self._working.scope)
         if held := scope.pop(HELD, 0):
             self._body.account.release(held)

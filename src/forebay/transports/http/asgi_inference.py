@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,11 +15,13 @@ from forebay.errors import Cancelled, ForebayError
 from forebay.observe.logs.request_ids import next_id
 from forebay.protocols import native
 from forebay.transports.http.asgi_calls import HELD, TOLD, failed, id_of
-from forebay.transports.http.bodies import BodyTooLong, CountedReceive, left, read_body
+from forebay.transports.http.bodies import CountedReceive, left, read_body
 from forebay.transports.http.error_answers import error_answer
 from forebay.transports.http.forms_and_gzip import Staged, packed
+from forebay.transports.http.head import NEVER
 from forebay.transports.http.http_errors import ForeignPage, MethodNotAllowed
 from forebay.transports.reading_turns import in_turns
+from forebay.types.body_pieces import BodyPieces
 from forebay.types.call import Failure, Media, Origin, Request, nothing, status_in
 from forebay.types.element_limits import too_long
 from forebay.types.failures import without_frames
@@ -55,16 +58,23 @@ class Predict:
                 raise head.problem
             if (refusal := route.refusal_before_body(head)) is not None:
                 raise refusal
+            if head.length > route.max_body_bytes and not head.is_staged:
+                raise route.too_large(head.length)
+            pieces = BodyPieces() if route.contract.in_pieces else None
             if in_query:
                 _require_no_foreign_page(scope["headers"])
                 body = scope["query_string"]
+            elif pieces is not None:
+                body = b""
             elif head.is_staged:
                 staged = route.stage(head)
-                body = await self._read_staged(head, staged, receive)
+                if head.length > staged.max_bytes:
+                    raise too_long("body", staged.max_bytes, head.length)
+                body = _arrived(await staged.read(receive))
             else:
                 if HELD not in scope and route.byte_budget is not None:
                     receive = counted = CountedReceive(receive, route.byte_budget)
-                body = await self._read_body(route, head, receive)
+                body = _arrived(await read_body(receive, route.max_body_bytes))
             if route.is_retired:
                 head = route.now(head, scope["headers"], scope["query_string"])
                 route = head.route or route
@@ -77,7 +87,7 @@ class Predict:
             origin = self._origin
             if origin is None and route.contract.has_context:
                 origin = Peer(scope.get("client"))
-            outcome = await answer.wait(body, receive, origin, read)
+            outcome = await answer.wait(body, receive, origin, read, pieces)
             await answer.end(outcome)
         except Cancelled:
             return
@@ -113,21 +123,6 @@ class Predict:
             return False
         accepts = b",".join([value for name, value in scope["headers"] if name == b"accept"])
         return bool(scope["query_string"]) or native.STREAM_TYPE.encode() in accepts.lower()
-
-    async def _read_staged(self, head: Head, staged: Staged, receive: Receive) -> bytes:
-        if head.length > staged.max_bytes:
-            raise too_long("body", staged.max_bytes, head.length)
-        return _arrived(await staged.read(receive))
-
-    async def _read_body(self, route: Route, head: Head, receive: Receive) -> bytes:
-        limit = route.max_body_bytes
-        if head.length > limit:
-            raise route.too_large(head.length)
-        try:
-            body = await read_body(receive, limit)
-        except BodyTooLong:
-            raise route.too_large() from None
-        return _arrived(body)
 
 
 def _arrived(body: bytes | None) -> bytes:
@@ -166,7 +161,9 @@ class AsgiAnswer:
         self._parts: asyncio.Queue[tuple[Any, Callable[[], object]] | None] = asyncio.Queue()
         self._outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    async def wait(self, body: bytes, receive: Receive, origin: Origin | None, read: Any = None) -> Any:
+    async def wait(
+        self, body: bytes, receive: Receive, origin: Origin | None, read: Any = None, pieces: BodyPieces | None = None
+    ) -> Any:
         """Submit and wait for the outcome, sending parts meanwhile; `read` is what was read in steps.
 
         Raises:
@@ -174,15 +171,18 @@ class AsgiAnswer:
         """
         route = self._route
         request = self.request = route.request(self._head, body, self._reply, origin, read)
+        request.body = request.body if pieces is None else pieces
         request.on_part = self._part
         request.trace = "" if self._call is None else self._call.parent
         self.id = request.id
         route.endpoint.submit(request)
-        gone = asyncio.ensure_future(left(receive))
+        gone = asyncio.ensure_future(left(receive) if pieces is None else self._feed(pieces, receive, request))
         writing = asyncio.ensure_future(self._write_parts()) if route.contract.streams else None
         waiting: set[asyncio.Future[Any]] = {gone, writing or self._outcome}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done() and isinstance(refusal := gone.exception(), ForebayError):
+                return Failure(refusal)
             if not self._outcome.done():
                 raise Cancelled("the client went away")
             if writing is not None:
@@ -193,6 +193,36 @@ class AsgiAnswer:
             if writing is not None:
                 writing.cancel()
             route.endpoint.cancel(request)
+            if pieces is not None:
+                pieces.close("the request is over")
+
+    async def _feed(self, pieces: BodyPieces, receive: Receive, request: Request) -> None:
+        """Hand a body over as it is taken; return once the client has left, raise a ForebayError to refuse the rest."""
+        route, times, budget = self._route, self._route.endpoint.config, self._route.byte_budget
+        assert budget is not None
+
+        def took(size: int) -> None:
+            budget.give(size)
+            if request.due == NEVER:  # its client states no time, and the usual one begins anew
+                latest = request.arrived + times.max_timeout_s
+                request.deadline = max(request.deadline, min(time.monotonic() + times.timeout_s, latest))
+
+        pieces.took = took
+        length, has_more = 0, True
+        while has_more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                pieces.close("the client went away")
+                return
+            piece: bytes = message.get("body", b"")
+            length += len(piece)
+            if length > route.max_body_bytes:
+                pieces.close("the body is too long")
+                raise route.too_large()
+            budget.take(len(piece))
+            has_more = message.get("more_body", False)
+            await pieces.put(piece, is_last=not has_more)
+        await left(receive)
 
     def let_go(self) -> None:
         """Refer to the request no longer: it refers to this answer, and the collector does not look at requests."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from forebay.types.element_limits import too_long
+
 if TYPE_CHECKING:
     from starlette.types import Message, Receive
 
@@ -35,15 +37,11 @@ class CountedReceive:
         self._size = 0
 
 
-class BodyTooLong(Exception):
-    """A body is longer than its limit; what is left of it was not read."""
-
-
 async def read_body(receive: Receive, limit: int | None) -> bytes | None:
     """Read a body; None if the client went away before its end.
 
     Raises:
-        BodyTooLong: As soon as it is longer than `limit`, if there is one.
+        TooLarge: As soon as it is longer than `limit`, if there is one; what is left of it was not read.
     """
     joined = io.BytesIO()  # joined piece by piece, since a long body would take long at its end
     length = 0
@@ -54,7 +52,7 @@ async def read_body(receive: Receive, limit: int | None) -> bytes | None:
         piece: bytes = message.get("body", b"")
         length += len(piece)
         if limit is not None and length > limit:
-            raise BodyTooLong
+            raise too_long("body", limit)
         has_more = message.get("more_body", False)
         if not has_more and length == len(piece):
             return piece

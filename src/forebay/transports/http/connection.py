@@ -215,6 +215,7 @@ class HttpConnection(ReadingConnection):
             self._probe()  # reading would tell it, which goes on only once what waits has its turn
         elif talk.state.is_inside:
             if self.intake.holds:
+                self.seen = epoch  # its client cannot go on; it has its time once it can
                 talk.wait(epoch)
             elif quiet_s > config.read_timeout_s or talk.is_too_slow(
                 epoch, config.read_timeout_s, config.min_bytes_per_s

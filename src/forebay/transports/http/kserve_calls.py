@@ -83,9 +83,8 @@ class InferenceRoute(Route):
     ) -> None:
         asked = served.in_tensors
         streams = may_stream and asked.contract.streams
-        contract = msgspec.structs.replace(
-            asked.contract, raw_input=True, raw_output=True, batchable=False, streams=streams, is_named=False, query=()
-        )
+        plain = {"batchable": False, "streams": streams, "is_named": False, "query": (), "in_pieces": False}
+        contract = msgspec.structs.replace(asked.contract, raw_input=True, raw_output=True, **plain)
         super().__init__(
             StandIn(asked.endpoint, contract),
             config.max_body_bytes,

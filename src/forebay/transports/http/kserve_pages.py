@@ -25,11 +25,10 @@ from forebay.server.kserve_facts import (
 )
 from forebay.server.shared_regions import CudaRegions, Region, SharedRegions
 from forebay.transports.http.asgi_calls import failed, id_of, path_of_as_sent
-from forebay.transports.http.bodies import BodyTooLong, read_body
+from forebay.transports.http.bodies import read_body
 from forebay.transports.http.http_errors import MethodNotAllowed
 from forebay.transports.http.kserve_calls import CALLS, JSON, fault_of
 from forebay.types.did_you_mean import meant
-from forebay.types.element_limits import too_long
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
@@ -259,11 +258,9 @@ async def _json_body(receive: Receive) -> Mapping[str, Any]:
 
     Raises:
         InvalidRequest: If it is something else.
+        TooLarge: If it is too long.
     """
-    try:
-        body = await read_body(receive, _MAX_LOAD_BYTES)
-    except BodyTooLong:
-        raise too_long("body", _MAX_LOAD_BYTES) from None
+    body = await read_body(receive, _MAX_LOAD_BYTES)
     try:
         return msgspec.json.decode(body, type=dict[str, Any]) if body and body.strip() else {}
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -12,9 +12,8 @@ import msgspec
 from starlette.responses import Response
 
 from forebay.errors import Cancelled, InvalidRequest
-from forebay.transports.http.bodies import BodyTooLong, read_body
+from forebay.transports.http.bodies import read_body
 from forebay.transports.http.http_errors import ForeignPage, NotManaged
-from forebay.types.element_limits import too_long
 from forebay.types.first_use import known
 
 if TYPE_CHECKING:
@@ -67,10 +66,7 @@ class Management:
     async def share(self, request: Request) -> Response:
         """Give versions their weights, as `{"1": 90, "2": 10}`."""
         name, _ = self._asked(request)
-        try:
-            body = await read_body(request.receive, MAX_BODY_BYTES)
-        except BodyTooLong:
-            raise too_long("weights", MAX_BODY_BYTES) from None
+        body = await read_body(request.receive, MAX_BODY_BYTES)
         if body is None:
             raise Cancelled("the client went away")
         try:

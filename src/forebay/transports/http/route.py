@@ -24,7 +24,7 @@ from forebay.transports.http.forms_and_gzip import PACKINGS, Staged, Staging
 from forebay.transports.http.head import NEVER, Head
 from forebay.transports.http.http_errors import ForeignPage, Unauthorized, UnsupportedEncoding
 from forebay.types.author_view import for_author
-from forebay.types.call import Media, Origin, Reply, Request, head_of, status_in
+from forebay.types.call import ALONE, Media, Origin, Reply, Request, head_of, status_in
 from forebay.types.context import PARAM, told
 from forebay.types.element_limits import DEFAULT, ElementLimits, Steps, too_long
 from forebay.types.failures import without_frames
@@ -133,7 +133,9 @@ class Route:
         return found
 
     def is_staged(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Tell whether a body is read in steps, beside the loop."""
+        """Tell whether a body is read in steps, beside the loop or by the model."""
+        if self.contract.in_pieces:
+            return True
         for name, value in headers:
             if name == b"content-encoding" or (name == b"content-type" and value[:10].lower() == b"multipart/"):
                 return self._staging is not None
@@ -266,7 +268,11 @@ class Route:
             TooLarge: If it is an array of more samples than may wait.
         """
         request = Request(body, reply, params=head.params, origin=origin, id=head.id)
-        if self.contract.batchable:
+        if self.contract.in_pieces:
+            request.key = ALONE
+            if body:  # it was read for a version that has left
+                raise Unavailable("the model was replaced by one that takes bodies as they arrive; try again")
+        elif self.contract.batchable:
             assert type(body) is bytes  # only where samples come one a request do bodies land
             request.body = read or samples_of(body, head.params, self._max_samples)
             request.size = len(request.body)
@@ -404,7 +410,7 @@ class SharedRoute(Route):
 
     def is_staged(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Tell whether a body is read in steps; for the route whose turn it is, its reader asks."""
-        return next(iter(self._routes.values())).is_staged(headers)
+        return any(route.is_staged(headers) for route in self._routes.values())
 
     def turn(self) -> Route:
         """Return the route of the next request."""

@@ -11,9 +11,9 @@ import socket
 import pytest
 from tests.unit.transports.http.driven import Door, request
 
-from forebay.errors import InternalError
+from forebay.errors import InternalError, TooLarge
 from forebay.protocols.native import Contract
-from forebay.transports.http.bodies import BodyTooLong, read_body
+from forebay.transports.http.bodies import read_body
 from forebay.transports.http.connection import LONGEST_SLEEP, HttpConnection
 from forebay.transports.http.connection_state import BODY, GONE, IDLE, LINGER
 from forebay.transports.http.route import Route
@@ -510,10 +510,52 @@ def test_a_body_refused_before_it_came_is_read_to_its_end_or_the_answer_says_tha
     assert client.answers == [(413, b"long")]
 
 
+def test_a_client_that_was_not_read_has_its_whole_time_once_it_is(doors):
+    read = asyncio.Event()
+
+    async def late(scope, receive, send):
+        await read.wait()
+        while (await receive())["more_body"]:
+            pass
+        await refuse(scope, receive, send)
+
+    door = doors(app=late)
+    whole = request("", b"x" * 100_000, target="/other")
+    client = door.connect().send(whole[:90_000])
+    door.turn()
+    door.pass_seconds(60)  # the application is behind
+    read.set()
+    door.turn()
+    door.pass_seconds(20)
+    assert client.send(whole[90_000:]).statuses == []
+    door.turn()
+    assert client.answers == [(413, b"long")]
+
+
+def test_what_an_application_has_left_is_read_once_it_has_answered(doors):
+    answers = asyncio.Event()
+
+    async def early(scope, receive, send):
+        await answers.wait()
+        await refuse(scope, receive, send)
+
+    door = doors(app=early)
+    whole = request("", b"x" * 100_000, target="/other")
+    client = door.connect().send(whole[:90_000])
+    door.turn()
+    door.pass_seconds(1)
+    assert client.transport.is_paused
+    answers.set()
+    door.turn()
+    assert (client.answers, client.transport.is_paused) == ([(413, b"long")], False)
+    client.send(whole[90_000:])
+    assert client.state is IDLE
+
+
 async def limited(scope, receive, send):
     try:
         await read_body(receive, 1000)
-    except BodyTooLong:
+    except TooLarge:
         await refuse(scope, receive, send)
 
 
