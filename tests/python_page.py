@@ -39,8 +39,8 @@ SECTIONS = {
     "Servings of other programs: `forebay.cluster`": "cluster cluster.join cluster.Membership",
     "Within a program": "asgi start",
     "Errors": (
-        "ForebayError RequestError InvalidRequest ValidationError NotFound NotPrepared Cancelled QueueFull DeadlineExceeded "
-        "Unavailable ConfigError BatchMismatch BatchResultMismatch ServingCrashed ServingNotFound ServingStopped"
+        "ForebayError RequestError InvalidRequest ValidationError NotFound NotPrepared Cancelled QueueFull "
+        "DeadlineExceeded Unavailable ConfigError BatchMismatch BatchResultMismatch ServingCrashed ServingNotFound ServingStopped"
     ),
     "Model files: `forebay.runtimes`": (
         "runtimes.load runtimes.ModelFile runtimes.Signature runtimes.Var runtimes.RunOptions runtimes.Device "
