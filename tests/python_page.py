@@ -40,7 +40,8 @@ SECTIONS = {
     "Within a program": "asgi start",
     "Errors": (
         "ForebayError RequestError InvalidRequest ValidationError NotFound NotPrepared Cancelled QueueFull "
-        "DeadlineExceeded Unavailable ConfigError BatchMismatch BatchResultMismatch ServingCrashed ServingNotFound ServingStopped"
+        "DeadlineExceeded Unavailable ConfigError BatchMismatch BatchResultMismatch "
+        "ServingCrashed ServingNotFound ServingStopped"
     ),
     "Model files: `forebay.runtimes`": (
         "runtimes.load runtimes.ModelFile runtimes.Signature runtimes.Var runtimes.RunOptions runtimes.Device "

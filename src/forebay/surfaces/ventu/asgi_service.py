@@ -12,15 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.errors import (
-    DeadlineExceeded,
-    ForebayError,
-    InvalidRequest,
-    LimitReached,
-    QueueFull,
-    TooLarge,
-    Unavailable,
-)
+from forebay.errors import DeadlineExceeded, ForebayError, InvalidRequest, LimitReached, QueueFull, Unavailable
 from forebay.surfaces.ventu.service_pages import Action, Reply, ServicePages, broken, problem, too_large
 from forebay.transports.api_keys import KeyHolders, lets_in, no_key
 from forebay.transports.http.asgi_calls import answered_by, failed
@@ -114,7 +106,7 @@ class VentuHttp:
             return too_large(self._max_body_bytes)
         try:
             body = await read_body(receive, self._max_body_bytes)
-        except TooLarge:
+        except ForebayError:  # it is too long
             return too_large(self._max_body_bytes)
         if body is None:
             return None
