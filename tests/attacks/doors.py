@@ -152,6 +152,15 @@ RANKING = {
 }  # fmt: skip
 SCORES = {"model": "ranks", "text_1": ["a", "b"], "text_2": ["a", "ab"], "user": "a"}
 PAIRS = {"model": "ranks", "queries": "a", "documents": ["a"]}
+SPEECH = {
+    "model": "says", "input": "a", "voice": "a", "response_format": "wav", "speed": 1.0, "instructions": "a",
+    "stream_format": "audio", "user": "a", "metadata": {"a": "b"},
+}  # fmt: skip
+RECORDING = {
+    "model": "hears", "file": "RIFF", "language": "en", "prompt": "a", "response_format": "json", "temperature": "0.5",
+    "timestamp_granularities[]": "word", "stream": "false", "user": "a", "metadata": '{"a": "b"}',
+}  # fmt: skip
+"""The fields of a form."""
 PREDICT = {"signature_name": "serving_default", "instances": [{"numbers": [1.0], "text": "a"}]}
 COLUMNS = {"inputs": {"numbers": [[1.0]], "text": ["a"]}}
 CLASSIFY = {"signature_name": "serving_default", "context": {"a": 1.0}, "examples": [{"numbers": [1.0], "text": "a"}]}
@@ -208,6 +217,8 @@ def doors() -> list[Door]:
         Door("models", "http", "/v1/rerank", _json(RANKING)),
         Door("models", "http", "/v1/score", _json(SCORES)),
         Door("models", "http", "/score", _json(PAIRS)),
+        Door("models", "http", "/v1/audio/speech", _json(SPEECH)),
+        Door("models", "http", "/v1/audio/transcriptions", forms, "form", in_thread=True),
         Door("models", "http", "/models/asked?size=5", _json(PAGE), in_thread=True),
         Door("models", "grpc", f"{predict}/Predict", _proto(spoken.PredictRequest, **named)),
         Door("models", "grpc", f"{predict}/Classify", _proto(spoken.ClassificationRequest, **named)),

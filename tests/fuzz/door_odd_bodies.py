@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies that are right but for one spot, to the doors that make chats, ranks and queries of them.
+"""Bodies that are right but for one spot, to the doors that make chats, ranks, audio and queries of them.
 
 A *seed* is a valid body with all fields of its protocol. Each of its values is replaced by each odd value in turn:
 those of other types, and texts, numbers and nestings that are no JSON or hardly any. Then it is cut, has fields twice,
@@ -96,6 +96,7 @@ _PLACEHOLDER = "\x00odd\x00"
 
 
 JSON = {"content-type": "application/json"}
+FORM = {"content-type": "multipart/form-data; boundary=b"}
 
 
 class Sent(NamedTuple):
@@ -116,11 +117,13 @@ class Door(NamedTuple):
 
     Attributes:
         is_error: Tells whether a body is an error in the form of the protocol.
+        is_form: Whether bodies are forms, of which the seed has the fields.
     """
 
     target: str
     seed: dict[str, Any]
     is_error: Callable[[Any], bool]
+    is_form: bool = False
 
 
 def _is_openais(error: Any) -> bool:
@@ -143,12 +146,18 @@ DOORS = (
     Door("/v2/rerank", {**doors.RANKING, "return_documents": False}, _is_openais),
     Door("/v1/score", doors.SCORES, _is_openais),
     Door("/score", doors.PAIRS, _is_openais),
+    Door("/v1/audio/speech", doors.SPEECH, _is_openais),
+    Door("/v1/audio/transcriptions", doors.RECORDING, _is_openais, is_form=True),
+    Door("/v1/audio/transcriptions", {**doors.RECORDING, "stream": "true"}, _is_openais, is_form=True),
     Door("/models/asked", doors.PAGE, _is_native),
 )
 
 
 def requests(door: Door) -> Iterator[Sent]:
     """Requests to a door that are odd at one spot each."""
+    if door.is_form:
+        yield from _forms({name: value.encode() for name, value in door.seed.items()})
+        return
     seeds = [door.seed, {**door.seed, "stream": True}] if "stream" in door.seed else [door.seed]
     for seed in seeds:
         written = json.dumps(seed).encode()
@@ -161,6 +170,40 @@ def requests(door: Door) -> Iterator[Sent]:
         yield from _framed(written, [*seed])
         if door.is_error is _is_native:
             yield from (Sent(query[:20], written, query=f"?{query}") for query in QUERIES)
+
+
+def _forms(seed: dict[str, bytes]) -> Iterator[Sent]:
+    """Forms that are odd at one spot each: a value, a name, a field that is there twice or is a file, or the frame."""
+    fields = [*seed.items()]
+    body = _form(fields)
+    yield Sent("nothing", body, FORM)
+    for name in (*seed, "zz", "zz[]", "\n", "€" * 200):
+        for value in ODD:
+            yield Sent(f"{name}: {value[:20]!r}", _form([*(seed | {name: value}).items()]), FORM)
+        yield Sent(f"{name} twice", _form([*fields, (name, b"x")]), FORM)
+        yield Sent(f"{name} left out", _form([field for field in fields if field[0] != name]), FORM)
+        yield Sent(f"{name} as a file", _form(fields, file=name), FORM)
+    for at in range(0, len(body), max(1, len(body) // 40)):
+        yield Sent(f"model? cut at {at}", body[:at], FORM)
+        yield Sent(f"model? more at {at}", body[:at] + b'"' + body[at:], FORM)
+    for media in (*MEDIA, "application/json", "multipart/form-data", "multipart/form-data; boundary=", "multipart/x"):
+        yield Sent(f"media {media!r}", body, {"content-type": media} if media else {})
+    for coding, data in (
+        ("gzip", body),
+        ("gzip", gzip.compress(body)[:-9]),
+        ("gzip", gzip.compress(body)),
+        ("br", body),
+    ):
+        yield Sent(f"coding {coding}", data, {"content-encoding": coding, **FORM})
+
+
+def _form(fields: list[tuple[str, bytes]], file: str = "file") -> bytes:
+    parts = [
+        b'--b\r\ncontent-disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
+        % (name.encode(), b'; filename="a"' if name == file else b"", value)
+        for name, value in fields
+    ]
+    return b"".join([*parts, b"--b--\r\n"])
 
 
 def _framed(body: bytes, names: list[str]) -> Iterator[Sent]:
@@ -181,6 +224,8 @@ def _framed(body: bytes, names: list[str]) -> Iterator[Sent]:
 def fault(door: Door, spot: str, status: int, media: str, body: bytes) -> str:
     """What is wrong with an answer; empty if nothing is."""
     try:
+        if status // 100 == 2 and media.startswith(("audio/", "text/plain")):
+            return ""
         if status // 100 == 2 and media.startswith("text/event-stream"):
             return _fault_of_stream(door, body)
         told = json.loads(body.decode(), parse_constant=_refused)
@@ -200,11 +245,12 @@ def _fault_of_stream(door: Door, body: bytes) -> str:
         *name, data = event.split("\n")
         told = json.loads(data.removeprefix("data: "), parse_constant=_refused)
         is_error = door.is_error(told) if name in ([], ["event: error"]) else False
-        if not is_error and name != [f"event: {told['type']}"]:
+        if not is_error and name != ([] if door.is_form else [f"event: {told['type']}"]):
             return f"an event has another name: {event[:300]}"
     if rest or not events:
         return "it has no end"
-    is_over = any(end in events[-1] for end in ('"response.completed"', '"response.incomplete"', '"message_stop"'))
+    ends = ('"response.completed"', '"response.incomplete"', '"message_stop"', '"transcript.text.done"')
+    is_over = any(end in events[-1] for end in ends)
     return "" if is_over or is_error else "its last event is no end"
 
 

@@ -31,6 +31,7 @@ MODELS = """
     import numpy as np
     import forebay
     from forebay.openai import ChatRequest, Embedding, EmbeddingRequest, RerankRequest
+    from forebay.openai import SpeechRequest, TranscriptionRequest
 
     class Row(TypedDict):
         x: np.ndarray[tuple[Literal[2]], np.dtype[np.float32]]
@@ -59,6 +60,14 @@ MODELS = """
     class Rank(forebay.Model):
         def predict(self, batch: list[RerankRequest]) -> list[float]:
             return [1.0] * len(batch)
+
+    class Voice(forebay.Model):
+        def predict(self, batch: list[SpeechRequest]) -> list[bytes]:
+            return [b"a"] * len(batch)
+
+    class Ear(forebay.Model):
+        def predict(self, batch: list[TranscriptionRequest]) -> list[str]:
+            return ["a"] * len(batch)
     """
 GRAPH = """
     import forebay
@@ -160,6 +169,16 @@ def post(path, body, **more):
     return ask
 
 
+def post_form(path, fields, file):
+    """A door of HTTP that takes forms."""
+
+    def ask(server, key):
+        answer = server.client.post(path, data=fields, files={"file": ("a", file)}, headers={"x-api-key": key})
+        return Told(answer.status_code, dict(answer.headers), answer.text)
+
+    return ask
+
+
 def call(path, message, *, kind="unary_unary"):
     """A door of gRPC; answers of a stream are read to the end."""
 
@@ -255,6 +274,8 @@ DOORS = {
     "responses": ("native", post("/v1/responses", {"model": "say", "input": "a"}), openai),
     "messages": ("native", post("/v1/messages", CHAT | {"max_tokens": 3}), anthropic),
     "ranks": ("native", post("/rerank", {"model": "rank", "query": "a", "documents": ["a", "b", "c"]}), openai),
+    "speech": ("native", post("/v1/audio/speech", {"model": "voice", "input": "a", "voice": "a"}), openai),
+    "transcripts": ("native", post_form("/v1/audio/transcriptions", {"model": "ear"}, b"a"), openai),
     "kserve grpc": ("native", call(INFER, request("echo", np.array([1.0]))), str),
     "kserve grpc, a long answer": ("native", call(INFER, request("echo", np.ones(100_000))), str),
     "kserve grpc stream": ("native", call(STREAM, request("echo", np.array([1.0])), kind="stream_stream"), streamed),

@@ -83,9 +83,11 @@ def test_a_composition_says_texts_and_writes_recordings_down():
         answer = served.request("POST", "/v1/audio/transcriptions", form, kind)
         assert (answer.status, answer.json()["text"]) == (200, "hello")
         assert served.request("GET", "/v1/audio/transcriptions").status == 405
-        document = served.request("GET", "/openapi.json").json()["paths"]["/v1/audio/transcriptions"]["post"]
-        (form,) = document["requestBody"]["content"].items()
-        assert (form[0], form[1]["schema"]["properties"]["file"]["format"]) == ("multipart/form-data", "binary")
+        document = served.request("GET", "/openapi.json").json()
+        schemathesis.openapi.from_dict(document).validate()
+        (sent,) = document["paths"]["/v1/audio/transcriptions"]["post"]["requestBody"]["content"].items()
+        assert (sent[0], sent[1]["schema"]["properties"]["file"]["format"]) == ("multipart/form-data", "binary")
+        assert document["paths"]["/v1/audio/speech"]["post"]["responses"]["200"]["content"].keys() == {"audio/*"}
 
 
 def test_where_no_model_speaks_the_protocol_its_clients_are_told_what_would():

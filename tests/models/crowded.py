@@ -13,10 +13,12 @@ from forebay.openai import (
     EmbeddingRequest,
     FunctionCall,
     RerankRequest,
+    SpeechRequest,
     TextPart,
     Tool,
     ToolCall,
     ToolChoice,
+    TranscriptionRequest,
 )
 
 
@@ -151,3 +153,21 @@ class Asked(forebay.Model):
 
     def predict(self, batch: list[Page]) -> list[forebay.Answer]:
         return [forebay.Answer(one, 201, {"x-size": str(one.size)}) for one in batch]
+
+
+class Says(forebay.Model):
+    """Says texts."""
+
+    max_batch_size = 1
+
+    def predict(self, batch: list[SpeechRequest]) -> Iterator[list[bytes]]:
+        yield [one.input.encode() for one in batch]
+
+
+class Hears(forebay.Model):
+    """Says how long a recording is."""
+
+    max_batch_size = 1
+
+    def predict(self, batch: list[TranscriptionRequest]) -> Iterator[list[str]]:
+        yield [f"{one.file.size} bytes" for one in batch]
