@@ -44,7 +44,11 @@ SHOWN = {
     "docs/how-to/health-of-a-model.md": {"guarded.py": ("guarded", "", True)},
     "docs/how-to/openai.md": {"parrot.py": (), "agent.py": (), "ranker.py": (), "voice.py": ()},
     "docs/how-to/kserve.md": {"brightness.py": ("brightness", [[0.0, 1.0], [1.0, 2.0]], 1.0)},
-    "docs/how-to/streams.md": {"count.py": ("count", 2, [0, 1]), "story.py": ("story", "a b", ["a", "b"])},
+    "docs/how-to/streams.md": {
+        "count.py": ("count", 2, [0, 1]),
+        "story.py": ("story", "a b", ["a", "b"]),
+        "talk.py": (),
+    },
     "docs/how-to/test-a-model.md": {"test_shout.py": ()},
     "docs/how-to/embed.md": {"shop.py": ()},
     "docs/how-to/compose-models.md": {

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from forebay.transports.http.head import Head
     from forebay.transports.http.port import HttpPort
     from forebay.transports.http.route import Route
+    from forebay.transports.http.websocket import WebSocket
     from forebay.types.element_limits import Steps
     from forebay.types.tensor import Data
 
@@ -80,6 +81,7 @@ class AnsweringConnection(HttpToolsProtocol):
         send: Writes to the client.
         seen: When something was read last, in sweeps of the port.
         release: See `Origin`.
+        socket: What the connection has become; None while it speaks HTTP.
         stalled: What to call once the client has room again.
     """
 
@@ -103,6 +105,7 @@ class AnsweringConnection(HttpToolsProtocol):
         "retry_at",
         "seen",
         "send",
+        "socket",
         "stalled",
         "talk",
     )
@@ -130,6 +133,7 @@ class AnsweringConnection(HttpToolsProtocol):
         self._sent_bytes = 0
         self._is_advancing = False
         self.stalled: list[Callable[[], object]] = []
+        self.socket: WebSocket | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection."""
@@ -154,10 +158,22 @@ class AnsweringConnection(HttpToolsProtocol):
         self._abandon()
         self.transport.abort()
 
-    def _abandon(self) -> None:
+    def leave(self, error: ForebayError | None = None) -> None:
+        """Close a WebSocket with a word why; what is being answered is cancelled."""
+        if self.socket is None or not self.talk.state.reads:
+            return
+        if error is not None:
+            self._lane.tell(error, self.client)
+        self.socket.close(error)
+        self.talk.on(REFUSE)
+        self._abandon(lingers=True)
+        self.seen = self._lane.epoch
+        self.intake.linger(self.seen)
+
+    def _abandon(self, *, lingers: bool = False) -> None:
         """Cancel what is being answered and forget what waits: the client reads no answers here any more."""
         # First: what is submitted by the next line may be refused at once, and the refusal must find the client gone.
-        self.talk.on(LOSE)
+        self.talk.on(LEAVE if lingers else LOSE)
         self._stand_alone()
         self.talk.waiting.clear()
         self._active_bytes = 0
@@ -370,7 +386,7 @@ class AnsweringConnection(HttpToolsProtocol):
         if route.contract.streams:
             stream = self._stream = StreamedAnswer(self, self._lane, head)
             request.on_part = stream.part
-            request.on_bundle = stream.bundle
+            request.on_bundle = stream.bundle if self.socket is None else None
         if len(body) > SMALL_BYTES and not self._active_bytes:
             self.work(len(body))
         try:
@@ -434,8 +450,8 @@ class AnsweringConnection(HttpToolsProtocol):
             return
         lane = self._lane
         # A request has an id if its client named one, or if a line of the log had to name it.
-        is_limited = head.tenant is not None and head.tenant.allowance is not None
-        if type(outcome) is not bytes or not lane.is_plain or request.id != head.id or is_limited:
+        is_unusual = self.socket is not None or (head.tenant is not None and head.tenant.allowance is not None)
+        if type(outcome) is not bytes or not lane.is_plain or request.id != head.id or is_unusual:
             self._reply_in_full(head, request, outcome)  # if it raises, the request can still be told of that
             return
         self.request = None
@@ -526,7 +542,8 @@ class AnsweringConnection(HttpToolsProtocol):
         self._stream.end(last + event, b"" if event else cost)
 
     def _cost(self, request: Request | None) -> bytes:
-        return cost_of(request) if request is not None and self._lane.config.answer_cost else b""
+        is_said = self._lane.config.answer_cost and self.socket is None
+        return cost_of(request) if request is not None and is_said else b""
 
     def _accounts(self, head: Head, request: Request | None) -> list[tuple[bytes, bytes]]:
         """Return the headers that say what an answer has cost, and what is left of its tenant's limits."""
@@ -535,6 +552,10 @@ class AnsweringConnection(HttpToolsProtocol):
 
     def _write(self, status: int, headers: list[tuple[bytes, bytes]], pieces: Sequence[Data], head: Head) -> None:
         size = self._sent_bytes = sum(map(len, pieces))
+        if (socket := self.socket) is not None:
+            is_text = (b"content-type", native.JSON_TYPE.encode()) in headers
+            socket.send(b"".join(pieces), "TEXT" if is_text else "BINARY")
+            return
         first = self._lane.write_head(status, headers, size, keep_alive=self.keeps_alive(head))
         if size < SEPARATE_BYTES:
             self.transport.write(b"".join([first, *pieces]))
@@ -542,6 +563,8 @@ class AnsweringConnection(HttpToolsProtocol):
             self.transport.writelines([first, *pieces])
 
     def _answered(self, head: Head, status: int, request: Request | None, code: str = "ok") -> None:
+        if self.socket is not None and head.route is not None and head.route.contract.streams:
+            self.socket.send(b"", "TEXT")
         keep_alive = self.keeps_alive(head)
         if self._lane.tells:
             self._tell(head, status, request, code)
@@ -577,6 +600,9 @@ class AnsweringConnection(HttpToolsProtocol):
         self._hang_up()
 
     def _hang_up(self) -> None:
+        if self.socket is not None:
+            self.leave()
+            return
         talk = self.talk
         self._body.drop()
         self.rest_before()

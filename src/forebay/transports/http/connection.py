@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from forebay.errors import Unavailable
 from forebay.server.byte_budget import SMALL_BYTES
-from forebay.transports.http.connection_state import DUE, IDLE, LINGER, SHUT
+from forebay.transports.http.connection_state import DUE, IDLE, LINGER, SHUT, SOCKET, SOCKET_DUE
 from forebay.transports.http.head import UNREAD, HeadMemory
 from forebay.transports.http.http_errors import TooSlow
 from forebay.transports.http.port import SWEEP_S, HttpPort
@@ -91,6 +91,7 @@ class HttpConnection(ReadingConnection):
         super().connection_lost(exc)
         self._abandon()
         self.send = nothing
+        self.socket = None
         del self.reply_method, self._parser  # they refer to the connection: without them it is freed at once
 
     def forget(self) -> None:
@@ -150,8 +151,8 @@ class HttpConnection(ReadingConnection):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer what was asked before the client closed its side; returns whether the connection stays open."""
         talk = self.talk
-        if not talk.state.owes or self.transport.get_extra_info("sslcontext") is not None:
-            return False  # nothing is due; and TLS has no half-closed connections
+        if not talk.state.owes or self.socket or self.transport.get_extra_info("sslcontext") is not None:
+            return False  # nothing is due; and neither WebSocket nor TLS has half-closed connections
         if self.is_answer_begun():
             return False  # a stream may be quiet for long, and nothing can be put into it that would tell who is gone
         if talk.state.reads:
@@ -188,7 +189,7 @@ class HttpConnection(ReadingConnection):
             return
         if stream is None or not stream.has_started or stream.sent_bytes != self._probed_bytes:
             self._probed_at, self._probed_bytes = epoch, 0 if stream is None else stream.sent_bytes
-        is_silent = (epoch - self._probed_at) * SWEEP_S > SILENT_S
+        is_silent = (epoch - self._probed_at) * SWEEP_S > SILENT_S or self.socket is not None
         if is_silent or _events(self.transport) & (select.POLLERR | select.POLLHUP):
             self.abort()
 
@@ -197,7 +198,7 @@ class HttpConnection(ReadingConnection):
     def sweep(self, epoch: int) -> None:
         """Close what is idle, slow or stuck; called once a second, but not while it sleeps."""
         config, talk = self._lane.config, self.talk
-        if talk.state is DUE:
+        if talk.state is DUE or talk.state is SOCKET_DUE:
             self.seen = epoch  # the time of an idle client begins with its answer
         quiet_s = (epoch - self.seen) * SWEEP_S
         if self._stuck_since is not None:
@@ -225,10 +226,12 @@ class HttpConnection(ReadingConnection):
         elif talk.waiting:
             self.seen = epoch  # what was not parsed yet has its turn
         elif (talk.state is LINGER and self.intake.has_lingered(epoch, quiet_s)) or (
-            talk.state is IDLE and quiet_s > config.keep_alive_s
+            (talk.state is IDLE or talk.state is SOCKET) and quiet_s > config.keep_alive_s
         ):
             self._move_to(self._lane.awake)
             self.transport.close()
+        elif talk.state is SOCKET and self.socket and quiet_s > config.keep_alive_s / 2:
+            self.socket.send(b"", "PING")
         elif talk.state is IDLE and quiet_s > SWEEP_S:
             self.forget()
             self.forget_parser()
@@ -243,6 +246,8 @@ class HttpConnection(ReadingConnection):
     def drain(self) -> None:
         """Close the connection with the last answer that is due; on the fast lane every answer decides that itself."""
         talk, cycle = self.talk, cast("RequestResponseCycle | None", self.cycle)
+        if not talk.state.owes:
+            self.leave()
         if cycle is None or cycle.response_started or (talk.waiting and talk.waiting[0][0] is not cycle):
             return
         if talk.state is DUE:

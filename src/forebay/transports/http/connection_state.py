@@ -17,6 +17,7 @@ go, and whether an answer is due.
                                                               for a close while it comes could take the answer along
     GONE       nobody                      no                 closed, by whichever side
 
+A WebSocket is in four states of its own, like IDLE, BODY, DUE and BODY_DUE, without heads and the shortcut.
 `TABLE` says which event leads from which state to which; an event that is not in a state's row is a defect of ours. The
 shortcut (`WHOLE`) is one transition out of one state: a segment that is one whole message, read before byte by byte the
 same. `HttpConnection` does it and its way back (`SETTLED`) in its own hot path, by assigning the state; a test holds
@@ -72,6 +73,7 @@ ASKED: Final = Event("its last byte was read, and an answer to it is due")
 SHUT: Final = Event("it was the last one: no other will be read")
 WHOLE: Final = Event("a whole remembered message came as one segment")
 SETTLED: Final = Event("every answer that was due is written")
+SWITCH: Final = Event("the connection is a WebSocket from here on")
 REFUSE: Final = Event("nothing more is read; an error is due")
 LEAVE: Final = Event("the last answer there will be is written")
 LOSE: Final = Event("the connection is closed")
@@ -86,6 +88,10 @@ FINAL: Final = HttpState("FINAL", reads=False, is_inside=False, owes=True)
 REFUSED: Final = HttpState("REFUSED", reads=False, is_inside=False, owes=True)
 LINGER: Final = HttpState("LINGER", reads=False, is_inside=False, owes=False)
 GONE: Final = HttpState("GONE", reads=False, is_inside=False, owes=False)
+SOCKET: Final = HttpState("SOCKET", reads=True, is_inside=False, owes=False)
+MESSAGE: Final = HttpState("MESSAGE", reads=True, is_inside=True, owes=False)
+SOCKET_DUE: Final = HttpState("SOCKET_DUE", reads=True, is_inside=False, owes=True)
+MESSAGE_DUE: Final = HttpState("MESSAGE_DUE", reads=True, is_inside=True, owes=True)
 
 _ANY: Final[Mapping[Event, HttpState]] = {LOSE: GONE, LEAVE: GONE}
 _READING: Final[Mapping[Event, HttpState]] = {**_ANY, REFUSE: REFUSED}
@@ -93,7 +99,7 @@ _READING: Final[Mapping[Event, HttpState]] = {**_ANY, REFUSE: REFUSED}
 TABLE: Final[Mapping[HttpState, Mapping[Event, HttpState]]] = {
     IDLE: {**_READING, BEGIN: HEAD, WHOLE: DUE},
     HEAD: {**_READING, READ: BODY},
-    BODY: {**_READING, OWE: BODY_DUE, END: IDLE, ASKED: DUE},
+    BODY: {**_READING, OWE: BODY_DUE, END: IDLE, ASKED: DUE, SWITCH: SOCKET},
     DUE: {**_READING, BEGIN: HEAD_DUE, SETTLED: IDLE, SHUT: FINAL},
     HEAD_DUE: {**_READING, READ: BODY_DUE, SETTLED: HEAD, SHUT: FINAL},
     BODY_DUE: {**_READING, OWE: BODY_DUE, END: DUE, ASKED: DUE, SETTLED: BODY, SHUT: FINAL},
@@ -101,6 +107,10 @@ TABLE: Final[Mapping[HttpState, Mapping[Event, HttpState]]] = {
     REFUSED: {LOSE: GONE, LEAVE: LINGER},
     LINGER: {LOSE: GONE},
     GONE: _ANY,
+    SOCKET: {**_READING, BEGIN: MESSAGE},
+    MESSAGE: {**_READING, END: SOCKET, ASKED: SOCKET_DUE},
+    SOCKET_DUE: {**_READING, BEGIN: MESSAGE_DUE, SETTLED: SOCKET},
+    MESSAGE_DUE: {**_READING, END: SOCKET_DUE, ASKED: SOCKET_DUE, SETTLED: MESSAGE},
 }
 
 

@@ -10,6 +10,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from forebay.errors import ForebayError
+from forebay.observe.logs.request_ids import next_id
 from forebay.server.byte_budget import SMALL_BYTES
 from forebay.transports.http.answering import AnsweringConnection
 from forebay.transports.http.asgi_calls import HELD, TOLD
@@ -24,10 +25,11 @@ from forebay.transports.http.connection_state import (
     READ,
     REFUSE,
     SHUT,
+    SWITCH,
     check_framing,
 )
 from forebay.transports.http.head import Head, HeadMemory
-from forebay.transports.http.http_errors import NotHttp
+from forebay.transports.http.http_errors import NotHttp, NotImplementedHere
 from forebay.transports.http.parsers import (
     new_parser,
     parser_of_rest,
@@ -182,8 +184,9 @@ class ReadingConnection(AnsweringConnection):
         try:
             rest, start, read = None, 0, 0
             try:
+                piece = PIECE_BYTES if self.socket is None else PIECE_BYTES // 4  # which may be 170 frames
                 while read < len(data) and not (read and self._should_wait()):
-                    start, read = read, min(read + PIECE_BYTES, len(data))
+                    start, read = read, min(read + piece, len(data))
                     self._parser.feed_data(data[start:read])
             except httptools.HttpParserUpgrade as upgrade:
                 rest = data[start + upgrade.args[0] :]
@@ -224,6 +227,14 @@ class ReadingConnection(AnsweringConnection):
     def _change_parser(self, rest: bytes) -> None:
         """Have another parser read the body: one that was asked for another protocol stops before it."""
         frame, self._detour = self._detour, b""
+        if (socket := self.socket) is not None:
+            self._parser = socket
+            self.talk.on(SWITCH)
+            headers = [(b"connection", b"upgrade"), (b"upgrade", b"websocket"), socket.accept]
+            self.transport.write(self._lane.write_head(101, headers, None, keep_alive=True))
+            if rest:
+                self.read_later(rest)
+            return
         self._parser = self.parser = parser_of_rest(self, frame)
         self._parser.feed_data(rest)
 
@@ -265,11 +276,9 @@ class ReadingConnection(AnsweringConnection):
             raise NotHttp("the target of a request has no fragment")
         target, _, query = self.url.partition(b"?")
         route = lane.routes.get(target)
-        if (
-            route is None
-            or method != b"POST"
-            or (lane.config.cors_origins and any(name == b"origin" for name, _ in headers))
-        ):
+        is_fast = method == b"POST" and not (lane.config.cors_origins and any(name == b"origin" for name, _ in headers))
+        opens = upgrades and version == "1.1" and method == b"GET" and self._asks_for_socket(target)
+        if route is None or not (is_fast or opens):
             if problem is not None:
                 raise problem
             self._take_slow_lane(upgrades=upgrades)
@@ -293,11 +302,38 @@ class ReadingConnection(AnsweringConnection):
         if head.problem is not None:
             if head.expects_continue or head.length > MAX_DROPPED_BYTES:
                 raise head.problem
+        elif opens:
+            self._open_socket()
         elif not talk.state.owes:  # else another one's turn is before, and there may be room by then
             is_awaited = head.length <= MAX_AWAITED_BYTES and not head.expects_continue
             if not is_awaited and (refusal := route.refusal_before_body(head)) is not None:
                 raise refusal
             self._call_for_body(head)
+
+    def _asks_for_socket(self, target: bytes) -> bool:
+        """Tell whether a GET asks a model for a WebSocket, and this is possible: no body, no answer before this one."""
+        is_native = target == b"/" or target.startswith(b"/models/")
+        is_free = not (self._detour or self.talk.state.owes or self._lane.is_draining)
+        return is_native and is_free and dict(self.headers).get(b"upgrade", b"").lower() == b"websocket"
+
+    def _open_socket(self) -> None:
+        """Speak WebSocket after this head; raises ForebayError if that cannot be."""
+        try:
+            from forebay.transports.http.websocket import WebSocket
+        except ImportError as error:
+            raise NotImplementedHere("WebSockets need an extra: pip install 'forebay[websockets]'") from error
+        self.socket, self._detour = WebSocket(self, self._body, self._lane.config.max_body_bytes), b"websocket"
+
+    def take_message(self, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        """Ask the model of a WebSocket."""
+        target, _, query = self.url.partition(b"?")
+        route = self._lane.routes.get(target, self._reading and self._reading.route)
+        assert route is not None
+        self.headers = headers
+        head = self._reading = route.turn().read_head(headers, query)
+        head.id, head.method, head.target, head.chunked, head.length = next_id(), b"GET", target, False, len(body)
+        self._body.take(body, head, len(body))
+        self.on_message_complete()
 
     def _call_for_body(self, head: Head) -> None:
         """Tell a client that waits for this word to send the body."""
@@ -414,8 +450,9 @@ class ReadingConnection(AnsweringConnection):
     def _refuse(self, error: ForebayError, head: Head | None = None) -> None:
         """Answer with an error in turn, read nothing more, and close."""
         talk = self.talk
+        self.leave(error)
         self.rest_before()
-        if not self._takes_back(error):
+        if self.socket is not None or not self._takes_back(error):
             return
         talk.on(REFUSE)
         self._body.drop()

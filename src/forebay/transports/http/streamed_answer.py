@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class StreamedAnswer:
     """Writes the head of an answer with its first part, since until then it may become an error, and then the others.
 
+    On a WebSocket it never starts: each part is a message, and its connection sends the end.
+
     It does not refer to its request, which refers to it and at which the collector does not look.
 
     Attributes:
@@ -51,7 +53,7 @@ class StreamedAnswer:
         if type(part) is Media:  # the first
             self._begin(part)
             part = part.body
-        self._send(self._head.route.part(part, self._connection.request), release)
+        self._send(part if self._connection.socket else self._head.route.part(part, self._connection.request), release)
 
     def bundle(self, parts: Sequence[bytes], release: Callable[[], object]) -> None:
         """Send several parts in one piece; see `part`."""
@@ -85,7 +87,7 @@ class StreamedAnswer:
             release()
 
     def _begin(self, first: Any = None) -> None:
-        if self.has_started:
+        if self.has_started or self._connection.socket is not None:
             return
         head, request = self._head, self._connection.request
         assert head.route is not None
@@ -105,4 +107,8 @@ class StreamedAnswer:
         if not data:  # an empty chunk is the end of the answer
             return
         self.sent_bytes += len(data)
+        if (socket := self._connection.socket) is not None:
+            assert self._head.route is not None
+            socket.send(data, "BINARY" if self._head.route.contract.raw_output else "TEXT")
+            return
         self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.is_chunked else data)
