@@ -8,7 +8,7 @@ reads no further while one waits. The library `websockets` reads the frames; non
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from websockets.datastructures import Headers
 from websockets.frames import CloseCode, Frame, Opcode
@@ -18,22 +18,24 @@ from websockets.server import ServerProtocol
 
 from forebay.errors import CapacityError, ForebayError
 from forebay.protocols import native
-from forebay.transports.http.connection_state import END
+from forebay.transports.http.connection_state import END, ConnectionState
 from forebay.transports.http.http_errors import NotHttp
-
-if TYPE_CHECKING:
-    from forebay.transports.http.arriving_body import ArrivingBody
-    from forebay.transports.http.reading import ReadingConnection
 
 
 class WebSocket:
     """The messages of one client, and those to it."""
 
-    def __init__(self, connection: ReadingConnection, body: ArrivingBody, max_bytes: int) -> None:
-        """Accept the handshake that was just read; raises NotHttp if it is none. `body` counts what arrives."""
-        self._connection, self._body, self._headers = connection, body, connection.headers
+    def __init__(self, connection: Any, body: Any, max_bytes: int) -> None:
+        """Accept the handshake that a `ReadingConnection` has just read; raises NotHttp if it is none.
+
+        Args:
+            body: The connection's `ArrivingBody`, which counts what is kept.
+        """
+        self._connection, self._body = connection, body
+        self._talk: ConnectionState = connection.talk
+        self._headers: list[tuple[bytes, bytes]] = connection.headers
         handshake = ServerProtocol()
-        given = Headers([(name.decode(), value.decode("latin-1")) for name, value in connection.headers])
+        given = Headers([(name.decode(), value.decode("latin-1")) for name, value in self._headers])
         accept = handshake.accept(Request("/", given)).headers.get("Sec-WebSocket-Accept", "")
         self.accept = b"sec-websocket-accept", accept.encode()
         if handshake.handshake_exc is not None:
@@ -43,7 +45,7 @@ class WebSocket:
 
     def feed_data(self, data: bytes) -> None:
         """Take the next bytes of the client."""
-        connection, protocol, talk = self._connection, self._protocol, self._connection.talk
+        connection, protocol, talk = self._connection, self._protocol, self._talk
         protocol.receive_data(data)
         for frame in protocol.events_received():
             talk.pieces += 16  # as many chunks of a body take as long
@@ -64,14 +66,15 @@ class WebSocket:
 
     def _take(self, frame: Frame) -> None:
         """Take a frame of a message, and ask the model with the last one."""
-        if not self._connection.talk.state.is_inside:
-            self._connection.talk.begin()
+        if not self._talk.state.is_inside:
+            self._talk.begin()
         if frame.opcode is not Opcode.CONT:
             self._is_text = frame.opcode is Opcode.TEXT
-        self._fragments += frame.data
         if not frame.fin:
+            self._fragments += frame.data
             return
-        body, self._fragments = bytes(self._fragments), bytearray()
+        body = b"".join((self._fragments, frame.data)) if self._fragments else bytes(frame.data)
+        self._fragments.clear()
         try:
             if self._is_text:
                 body.decode()
@@ -88,8 +91,6 @@ class WebSocket:
     def close(self, error: ForebayError | None) -> None:
         """Tell the client why the connection closes, unless it was told; without an error the server stops."""
         code = CloseCode.TRY_AGAIN_LATER if isinstance(error, CapacityError) else CloseCode.POLICY_VIOLATION
-        reason = (
-            "" if error is None else error.message.encode()[:120].decode(errors="ignore")
-        )  # a frame has room for 123 bytes
-        self._protocol.fail(CloseCode.GOING_AWAY if error is None else code, reason)
+        reason = b"" if error is None else error.message.encode()[:120]  # a frame has room for 123 bytes
+        self._protocol.fail(CloseCode.GOING_AWAY if error is None else code, reason.decode(errors="ignore"))
         self._connection.transport.write(b"".join(self._protocol.data_to_send()))
