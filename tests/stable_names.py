@@ -26,7 +26,7 @@ def stable_names() -> str:
     for struct in SECTIONS:
         for setting in declared(struct).values():
             names += [f"{struct.__name__}: {setting.key}", *([setting.variable] if setting.variable else [])]
-    names += set(re.findall(r"\bforebay_[a-z_]*[a-z]\b", METRICS.read_text()))
+    names += set(re.findall(r"\b(?:forebay|gen_ai|error)_[a-z_]*[a-z]\b", METRICS.read_text()))
     return "".join(f"{name}\n" for name in sorted(set(names)))
 
 

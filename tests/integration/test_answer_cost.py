@@ -6,8 +6,10 @@ import re
 import socket
 
 import grpc
+import httpx
 import numpy as np
 import pytest
+from tests.gen_ai_times import AFTER_FIRST, DURATION, TO_FIRST, added, times_on
 from tests.integration.kserve.served import M, request
 from tests.models.costly import MS
 from tests.waiting import PATIENCE_S, eventually
@@ -178,6 +180,26 @@ def test_tokens_are_in_the_bill(served):
         return [(one["prompt_tokens"], one["completion_tokens"]) for one in mine] == [(14, 8)]
 
     eventually(written, "the files have them")
+
+
+def test_opentelemetry_is_told_the_same_by_one_server_and_by_several_fronts(served):  # Issue 48
+    def times():
+        return times_on(served.client.get("/metrics", headers=headers("key-a")).text, "words")
+
+    before = times()
+    for number in range(12):  # connections of their own, of which each front gets some
+        with httpx.Client(base_url=served.url, timeout=PATIENCE_S) as client:
+            asked = {"model": "words", "stream": number % 2 == 0, "messages": [{"role": "user", "content": "to be"}]}
+            asked |= {"n": 0} if number % 3 == 2 else {}
+            client.post("/v1/chat/completions", json=asked, headers=headers("key-b"))
+    found = added(before, times())
+    assert {kind: count for kind, (count, _) in found.items()} == {
+        **{(what, "chat", ""): 8 for what in (DURATION, TO_FIRST, AFTER_FIRST)},
+        (DURATION, "chat", "invalid_argument"): 4,
+    }
+    whole_s, first_s, each_s = (found[what, "chat", ""][1] for what in (DURATION, TO_FIRST, AFTER_FIRST))
+    assert whole_s > first_s >= 8 * MS / 1000
+    assert each_s == pytest.approx((whole_s - first_s) / 2)  # the second part is two tokens
 
 
 def test_costs_are_asked_for_over_http(served):

@@ -239,6 +239,7 @@ def test_of_a_histogram_of_those_that_ended_all_is_kept_or_nothing():
         b"nonsense",
         msgspec.msgpack.encode([["a", 1]]),
         sent(counter(1.0, name="forebay_mine")),
+        sent(counter(1.0, name="gen_ai_server_request_duration_seconds")),
         sent(counter(1.0, name="a b")),
         sent(counter(1.0, **{"a-b": "x"})),
         sent(Family("b", "counter", "", "", "all", [("forebay_requests_total", {}, 1.0)])),

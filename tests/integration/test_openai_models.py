@@ -13,6 +13,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 import schemathesis
+from tests.gen_ai_times import DURATION, times_on
 from tests.waiting import PATIENCE_S, eventually
 
 import forebay
@@ -484,9 +485,11 @@ def test_a_full_queue_refuses_before_anything_is_made_of_a_body(monkeypatch):
         assert len(made) == 1
         held.set()
         assert [first.result()[0], second.result()[0]] == [200, 200]
-        told = served.request("GET", "/metrics").body.decode().splitlines()
-        refused = [one for one in told if one.startswith("forebay_requests_total{") and "resource_exhausted" in one]
+        told = served.request("GET", "/metrics").body.decode()
+        lines = told.splitlines()
+        refused = [one for one in lines if one.startswith("forebay_requests_total{") and "resource_exhausted" in one]
         assert [one.rpartition(" ")[2] for one in refused if 'endpoint="talk"' in one] == ["1.0"]
+        assert times_on(told, "talk")[DURATION, "chat", "resource_exhausted"] == [1.0, 0.0]
 
 
 def test_more_samples_than_may_ever_wait_are_not_refused_as_if_they_might_be_taken_later():

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 import msgspec
 
 from forebay.observe.metrics.endpoint_metrics import EndpointMetrics, FailureReason
+from forebay.observe.metrics.gen_ai_families import BOUNDS, Kind, histogram_of
 from forebay.observe.metrics.histograms import SECONDS
 from forebay.server.links import Links
 from forebay.types.first_use import known
@@ -47,6 +48,7 @@ _BUCKETS: Final = len(SECONDS) + 1
 Buckets = Annotated[list[int], msgspec.Meta(min_length=_BUCKETS, max_length=_BUCKETS)]
 Codes = Annotated[dict[str, int], msgspec.Meta(max_length=MAX_CODES)]
 Reasons = Annotated[dict[str, FailureReason], msgspec.Meta(max_length=MAX_CODES)]
+Times = Annotated[dict[Kind, tuple[list[int], float]], msgspec.Meta(max_length=MAX_CODES)]
 
 
 class ClientCounts(msgspec.Struct):
@@ -58,6 +60,7 @@ class ClientCounts(msgspec.Struct):
         buckets: How many requests took how long, in the buckets of `SECONDS`.
         total_s: How long all took together.
         failed_s: See `EndpointMetrics`.
+        gen_ai: The buckets of each histogram, and the sum of its values; see `EndpointMetrics`.
     """
 
     codes: Codes = msgspec.field(default_factory=dict[str, int])
@@ -65,6 +68,13 @@ class ClientCounts(msgspec.Struct):
     buckets: Buckets = msgspec.field(default_factory=lambda: [0] * _BUCKETS)
     total_s: float = 0.0
     failed_s: float = 0.0
+    gen_ai: Times = msgspec.field(default_factory=dict[Kind, tuple[list[int], float]])
+
+    def __post_init__(self) -> None:
+        """Check the histograms; raises a ValueError if one has other buckets."""
+        for (family, _, _), (buckets, _) in self.gen_ai.items():
+            if family not in BOUNDS or len(buckets) != len(BOUNDS[family]) + 1:
+                raise ValueError(f"{family:.100} has {len(buckets)} buckets")
 
     def add_to(self, metrics: EndpointMetrics) -> None:
         """Count all of this there as well."""
@@ -74,10 +84,10 @@ class ClientCounts(msgspec.Struct):
             before = metrics.reasons.get(code)
             if before is None or before.at < reason.at:
                 metrics.reasons[code] = reason
-        counts = metrics.request_s.counts
-        metrics.request_s.counts = [one + other for one, other in zip(counts, self.buckets, strict=True)]
-        metrics.request_s.total += self.total_s
+        metrics.request_s.add(self.buckets, self.total_s)
         metrics.failed_s += self.failed_s
+        for kind, (buckets, total_s) in self.gen_ai.items():
+            histogram_of(metrics.gen_ai, kind).add(buckets, total_s)
 
 
 class FrontCounts(msgspec.Struct, frozen=True):
@@ -200,7 +210,8 @@ def _add(sums: dict[tuple[str, str], EndpointMetrics], told: FrontCounts) -> Non
 
 def _counts_of(metrics: EndpointMetrics) -> ClientCounts:
     times = metrics.request_s
-    return ClientCounts(metrics.codes, metrics.reasons, times.counts, times.total, metrics.failed_s)
+    gen_ai = {kind: (one.counts, one.total) for kind, one in metrics.gen_ai.items()}
+    return ClientCounts(metrics.codes, metrics.reasons, times.counts, times.total, metrics.failed_s, gen_ai)
 
 
 async def _ask(path: str) -> FrontCounts | None:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.gen_ai_times import times_on
 from tests.waiting import PATIENCE_S
 
 HERE = Path(__file__).parent
@@ -72,6 +73,10 @@ class Client:
 
     def describe(self, model):
         return self.server.client.get(f"/models/{model}", headers={"x-api-key": KEY}).json()
+
+    def times(self, model):
+        """OpenTelemetry's metrics of a model so far."""
+        return times_on(self.server.client.get("/metrics", headers={"x-api-key": KEY}).text, model)
 
     def chat(self, text, **more):
         return self.ask("chat.completions.create", **chat(text, **more))

@@ -3,6 +3,7 @@
 
 import pytest
 from tests.compat.openai_protocol.clients import KEY, PYTHON, Client
+from tests.gen_ai_times import AFTER_FIRST, DURATION, TO_FIRST, added
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no environment with OpenAI's client: make setup")
@@ -233,3 +234,21 @@ def test_anthropics_client_reads_errors(anthropic, tmp_path):
     held = message(f"hold {tmp_path / 'until'}", max_tokens=10**6, stream=True)
     assert len(anthropic.ask("messages.create", **held, take=4)["parts"]) == 4
     eventually((tmp_path / "until.ended").exists)
+
+
+def test_opentelemetry_is_told_of_them_as_of_chats(client, anthropic):  # Issue 48
+    before, ranks = client.times("words"), client.times("ranks")
+    respond(client, "to be or")
+    respond(client, "to be or", stream=True)
+    anthropic.ask("messages.create", **message("to be or"))
+    anthropic.ask("messages.create", **message("to be or", stream=True))
+    anthropic.ask("messages.create", **message("to be or", extra_body={"temperature": 3}))
+    found = {kind: count for kind, (count, _) in added(before, client.times("words")).items()}
+    assert found == {
+        **{(what, "chat", ""): 4 for what in (DURATION, TO_FIRST, AFTER_FIRST)},
+        (DURATION, "chat", "invalid_argument"): 1,
+    }
+    post(client, "/v1/rerank", query="rain", documents=DOCUMENTS)
+    post(client, "/v1/score", text_1="rain", text_2=DOCUMENTS)
+    found = {kind: count for kind, (count, _) in added(ranks, client.times("ranks")).items()}
+    assert found == {(DURATION, "rerank", ""): 2}

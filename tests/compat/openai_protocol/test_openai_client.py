@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.compat.openai_protocol.clients import KEY, PYTHON, Client, chat
+from tests.gen_ai_times import AFTER_FIRST, DURATION, TO_FIRST, added
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no environment with OpenAI's client: make setup")
@@ -361,3 +362,44 @@ def test_a_stream_ends_with_what_it_has_cost_which_its_clients_skip(client, serv
         raw.partition("data: [DONE]\n\n")[2],
     )
     assert text_of(client.chat("to be or not", stream=True)["parts"]) == "to be or not"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_opentelemetry_is_told_how_long_a_request_and_its_tokens_took(client, stream):  # Issue 48
+    before = client.times("words")
+    assert "parts" in client.chat("to be or not", stream=True) if stream else client.chat("to be or not")["result"]
+    found = added(before, client.times("words"))
+    (answers, whole_s), (firsts, first_s), (later, each_s) = (
+        found.pop((what, "chat", "")) for what in (DURATION, TO_FIRST, AFTER_FIRST)
+    )
+    assert (answers, firsts, later, found) == (1, 1, 1, {})
+    assert 0 < first_s <= whole_s
+    assert each_s == pytest.approx((whole_s - first_s) / 3)  # four tokens
+
+
+def test_opentelemetry_is_told_of_errors_and_not_of_tokens_that_nobody_counted(client, tmp_path):  # Issue 48
+    before, vectors = client.times("words"), client.times("vectors")
+    client.chat("alone")  # a token, and none after it
+    client.chat("to be fail", stream=True)
+    client.chat("to be fail")
+    client.chat("to be", temperature=3)
+    client.chat("to be", model="missing")
+    client.chat(f"hold {tmp_path / 'late'}", extra_headers={"x-request-timeout-ms": "50"})
+    client.chat(f"hold {tmp_path / 'left'}", stream=True, take=3)
+    client.ask("completions.create", model="words", prompt="a")
+    client.ask("embeddings.create", model="vectors", input=["a", "tree"])
+    counts = {
+        (DURATION, "chat", ""): 1,
+        (TO_FIRST, "chat", ""): 1,
+        (DURATION, "chat", "internal"): 2,
+        (DURATION, "chat", "invalid_argument"): 1,
+        (DURATION, "chat", "deadline_exceeded"): 1,
+        (DURATION, "chat", "cancelled"): 1,
+        (DURATION, "text_completion", ""): 1,  # it comes whole
+    }
+
+    def found(model, before):
+        return {kind: count for kind, (count, _) in added(before, client.times(model)).items()}
+
+    eventually(lambda: found("words", before) == counts)  # the server hears later that a client has left
+    assert found("vectors", vectors) == {(DURATION, "embeddings", ""): 1}

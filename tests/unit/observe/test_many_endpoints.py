@@ -127,12 +127,8 @@ def test_the_text_of_what_did_not_change_is_kept(monkeypatch):  # F71
     ones = [One(number, calls=1) for number in range(20)]
     counted = Counted(ones)
     written = []
-    plain = exposition._Text._histogram
-    monkeypatch.setattr(
-        exposition._Text,
-        "_histogram",
-        lambda self, name, histogram: written.append(name) or plain(self, name, histogram),
-    )
+    plain = exposition.histogram_text
+    monkeypatch.setattr(exposition, "histogram_text", lambda name, *more: written.append(name) or plain(name, *more))
     first = b"".join(pieces(at_once(counted.write()), PLAIN))
     assert written == ["forebay_request_seconds"] * 20
     assert b"".join(pieces(at_once(counted.write()), PLAIN)) == first

@@ -129,10 +129,9 @@ def test_the_reference_names_every_metric():
     from forebay.observe.metrics import exposition
     from forebay.observe.metrics.repository_metrics import RepositoryCollector, StockReading
     from forebay.observe.metrics.serving_metrics import KeyMetrics, ServingCollector, ServingReading
-    from forebay.observe.metrics.tenant_families import FAMILIES
 
     counters = {f"{name}_total" for name in exposition.COUNTERS}
-    counters |= {f"{name}_total" if kind == "counter" else name for name, kind, _ in FAMILIES}
+    counters |= {f"{name}_total" if kind == "counter" else name for name, kind, _ in exposition.FURTHER}
     ours = counters | {*exposition.GAUGES, *exposition.HISTOGRAMS, exposition.LEFT_OUT}
     repositories = RepositoryCollector()
     repositories.reading = StockReading({}, defaultdict(float))
@@ -140,7 +139,7 @@ def test_the_reference_names_every_metric():
     families = [*servings.collect(), *repositories.collect()]
     ours |= {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     page = Path(__file__).parents[3] / "docs/reference/metrics.md"
-    cells = re.findall(r"^\| (`forebay_[^|]+) \|", page.read_text(), re.MULTILINE)
+    cells = re.findall(r"^\| (`\w+_[^|]+) \| (?:counter|gauge|histogram)\b", page.read_text(), re.MULTILINE)
     assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == ours
     (codes,) = re.findall(r"^Codes: (.+)\.$", page.read_text(), re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", codes)) == sorted(["ok", *Code])

@@ -44,6 +44,7 @@ MAX_ENDED: Final = 64
 MAX_LEFT_BEHIND: Final = MAX_SERIES // 2
 """Series of processes that have ended; so those that live have room on the page."""
 RESERVED: Final = "forebay_"
+GEN_AI: Final = "gen_ai_server_"
 
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -285,10 +286,10 @@ def _is_possible(family: Family) -> bool:
 
 
 def _is_reserved(name: str) -> bool:
-    if name.startswith(RESERVED):
-        _say_once(f"the metric '{name}' of a model is left out: names with {RESERVED} are the server's; choose another")
-        return True
-    return False
+    begin = next((begin for begin in (RESERVED, GEN_AI) if name.startswith(begin)), "")
+    if begin:
+        _say_once(f"the metric '{name}' of a model is left out: names with {begin} are the server's; choose another")
+    return bool(begin)
 
 
 def _add(

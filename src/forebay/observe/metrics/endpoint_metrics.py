@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from forebay.errors import ForebayError, UserCodeError
+from forebay.observe.metrics.gen_ai_families import Kind, histogram_of
 from forebay.observe.metrics.histograms import ROWS, SECONDS, Histogram
 
 if TYPE_CHECKING:
@@ -55,11 +56,12 @@ class EndpointMetrics:
         own: `codes`, `reasons`, `request_s` and `failed_s` without the requests that a front has handed on and counts
             itself; None where there are none of those.
         tenants: What each tenant has had, by its name, as far as that is told apart.
+        gen_ai: The times of OpenTelemetry's metrics, of the requests that clients of OpenAI's protocol have sent here.
     """
 
     __slots__ = (
-        *("codes", "failed_rows", "failed_s", "last", "model_s", "own", "parts", "queue_s", "reasons", "request_s"),
-        *("shared", "sizes", "tenants"),
+        *("codes", "failed_rows", "failed_s", "gen_ai", "last", "model_s", "own", "parts", "queue_s", "reasons"),
+        *("request_s", "shared", "sizes", "tenants"),
     )
 
     def __init__(self) -> None:
@@ -76,6 +78,7 @@ class EndpointMetrics:
         self.last = 0.0
         self.own: EndpointMetrics | None = None
         self.tenants: dict[str, TenantAccount] = {}
+        self.gen_ai: dict[Kind, Histogram] = {}
 
     def count_own(self) -> None:
         """Begin to count apart what no front counts; what was counted so far is that."""
@@ -88,7 +91,9 @@ class EndpointMetrics:
         for name in ("failed_rows", "last", "model_s", "parts", "queue_s", "shared", "sizes", "tenants"):
             setattr(found, name, getattr(self, name))
         found.codes, found.reasons, found.failed_s = clients.codes.copy(), clients.reasons.copy(), clients.failed_s
-        found.request_s.counts, found.request_s.total = clients.request_s.counts.copy(), clients.request_s.total
+        found.request_s.add(clients.request_s.counts, clients.request_s.total)
+        for kind, times in self.gen_ai.items():  # no server counts them for another one
+            histogram_of(found.gen_ai, kind).add(times.counts, times.total)
         return found
 
     @property

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from forebay.observe.metrics.tenant_families import FAMILIES, tenant_lines
+from forebay.observe.metrics import gen_ai_families, tenant_families
+from forebay.observe.metrics.histograms import histogram_text
 from forebay.types.element_limits import at_once
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
-    from forebay.observe.metrics.histograms import Histogram
 
 T = TypeVar("T")
 
@@ -87,6 +87,9 @@ OWNERS: Final = frozenset(
     }
 )
 """What is told of a model by the server alone that has its queue, and not by those that hand requests on to it."""
+
+FURTHER: Final = (*tenant_families.FAMILIES, *gen_ai_families.FAMILIES)
+"""Families that are on the page only where there is something to tell."""
 
 LEFT_OUT: Final = "forebay_endpoints_left_out"
 MISSING: Final = "Endpoints that are not on this page because there are too many"
@@ -161,7 +164,7 @@ class Exposition(Generic[S]):
         chosen, left_out = yield from self._choose()
         texts: dict[EndpointMetrics, _Text] = {}
         columns: list[list[bytes]] = [[] for _ in (*COUNTERS, *GAUGES, *HISTOGRAMS)]
-        of_tenants: list[list[bytes]] = [[] for _ in FAMILIES]
+        further: list[list[bytes]] = [[] for _ in FURTHER]
         for number, source in enumerate(chosen, 1):
             reading = self._read(source)
             metrics = source.metrics
@@ -172,13 +175,14 @@ class Exposition(Generic[S]):
             for column, lines in zip(columns, text.lines(reading), strict=True):
                 if lines:
                     column.append(lines)
-            if metrics.tenants or reading.tenants_waiting:
-                for column, lines in zip(of_tenants, text.tenant_lines(reading), strict=True):
-                    column.append(lines)
+            if metrics.tenants or reading.tenants_waiting or metrics.gen_ai:
+                for column, lines in zip(further, text.further_lines(reading), strict=True):
+                    if lines:
+                        column.append(lines)
             if number % SLICE == 0:
                 yield
         self._texts = texts
-        return [*columns, [f"{LEFT_OUT} {left_out}.0\n".encode()], *of_tenants]
+        return [*columns, [f"{LEFT_OUT} {left_out}.0\n".encode()], *further]
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """Return the whole page at once, and its media type."""
@@ -250,29 +254,26 @@ class _Text:
             counts, total, text = self._histograms[place]
             if counts != histogram.counts or total != histogram.total:
                 is_told = any(histogram.counts) and not (reading.is_elsewhere and name in OWNERS)
-                text = self._histogram(name, histogram) if is_told else b""
+                text = histogram_text(name, self._endpoint, self._version, histogram).encode() if is_told else b""
                 self._histograms[place] = (histogram.counts.copy(), histogram.total, text)
             lines.append(text)
         return lines
 
-    def tenant_lines(self, reading: Reading) -> list[bytes]:
-        """Return the lines about tenants."""
-        return tenant_lines(self._endpoint, self._version, reading.metrics.tenants, reading.tenants_waiting)
-
-    def _histogram(self, name: str, histogram: Histogram) -> bytes:
-        start, end, labels = f'{name}_bucket{{{self._endpoint},le="', f'",{self._version}}} ', self._labels
-        buckets = "".join(f"{start}{bound}{end}{total}.0\n" for bound, total in cumulated(histogram))
-        return f"{buckets}{name}_count{labels} {histogram.count}.0\n{name}_sum{labels} {histogram.total}\n".encode()
+    def further_lines(self, reading: Reading) -> list[bytes]:
+        """Return the lines for each family of `FURTHER`."""
+        metrics, labels = reading.metrics, (self._endpoint, self._version)
+        tenants = tenant_families.tenant_lines(*labels, metrics.tenants, reading.tenants_waiting)
+        return [*tenants, *gen_ai_families.gen_ai_lines(*labels, metrics.gen_ai)]
 
 
 def pieces(columns: list[list[bytes]], media_type: str) -> Iterator[bytes]:
     """Yield the text of each family, as the media type wants it, from what `Exposition.write` returned."""
     kinds = (("counter", COUNTERS), ("gauge", GAUGES), ("histogram", HISTOGRAMS), ("gauge", {LEFT_OUT: MISSING}))
     families = [(name, kind, told) for kind, names in kinds for name, told in names.items()]
-    families += FAMILIES
+    families += FURTHER
     for (name, kind, told), lines in zip(families, columns, strict=True):
         family = f"{name}_total" if kind == "counter" and not media_type.startswith(OPEN_METRICS) else name
-        if lines or (name, kind, told) not in FAMILIES:
+        if lines or (name, kind, told) not in FURTHER:
             yield b"".join([f"# HELP {family} {told}\n# TYPE {family} {kind}\n".encode(), *lines])
 
 
@@ -284,16 +285,6 @@ async def finish_in_turns(turns: Generator[None, None, T]) -> T:
         except StopIteration as end:
             return end.value
         await asyncio.sleep(0)
-
-
-def cumulated(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return the buckets as prometheus-client takes them: how many values were at most as large as each bound."""
-    total = 0
-    buckets: list[tuple[str, float]] = []
-    for bound, count in zip([*histogram.bounds, float("inf")], histogram.counts, strict=True):
-        total += count
-        buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
-    return buckets
 
 
 def _escaped(value: str) -> str:

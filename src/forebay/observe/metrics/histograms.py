@@ -3,7 +3,7 @@
 
 An observation costs a fifth of a microsecond, a tenth of what general metric libraries take; at 100,000 requests
 a second that is the difference between 2 and 20 % of a core. All numbers live in the front and are only touched
-on its loop; workers report what they measured in their answers. `exposition.py` turns them into text.
+on its loop; workers report what they measured in their answers. `exposition.py` makes a page of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,29 @@ class Histogram:
             index -= 1
         counts[index] += len(moments) - counted
 
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Count what another histogram of the same bounds has counted."""
+        self.counts = [one + other for one, other in zip(self.counts, counts, strict=True)]
+        self.total += total
+
     @property
     def count(self) -> int:
         """How many values were counted."""
         return sum(self.counts)
+
+
+def cumulated(histogram: Histogram) -> list[tuple[str, float]]:
+    """Return the buckets as prometheus-client takes them: how many values were at most as large as each bound."""
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip([*histogram.bounds, float("inf")], histogram.counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
+    return buckets
+
+
+def histogram_text(name: str, before: str, after: str, histogram: Histogram) -> str:
+    """Write the lines of a histogram, given its labels before `le` and after it in alphabetical order."""
+    start, end, labels = f'{name}_bucket{{{before},le="', f'",{after}}} ', f"{{{before},{after}}}"
+    buckets = "".join(f"{start}{bound}{end}{total}.0\n" for bound, total in cumulated(histogram))
+    return f"{buckets}{name}_count{labels} {histogram.count}.0\n{name}_sum{labels} {histogram.total}\n"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from forebay.observe.metrics.exposition import cumulated
-from forebay.observe.metrics.histograms import ROWS, SECONDS, Histogram
+from forebay.observe.metrics.histograms import ROWS, SECONDS, Histogram, cumulated
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

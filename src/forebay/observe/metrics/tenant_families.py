@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from forebay.observe.metrics.histograms import histogram_text
 from forebay.types.tenant import OTHER
 
 if TYPE_CHECKING:
-    from forebay.observe.metrics.histograms import Histogram
     from forebay.observe.metrics.tenant_accounts import TenantAccount
 
 FAMILIES: Final = (
@@ -51,21 +51,10 @@ def tenant_lines(
             f'forebay_tenant_refused_total{{{endpoint},reason="{reason}",tenant="{name}",{version}}} {count}.0\n'
             for reason, count in account.refused.items()
         ]
-        queue.append(_histogram(endpoint, f'tenant="{name}",{version}', account.queue_s))
+        queue.append(histogram_text(FAMILIES[-1][0], endpoint, f'tenant="{name}",{version}', account.queue_s))
     names = [*tenants, *(name for name in waiting if name not in tenants)]
     gauge = [
         f'forebay_tenant_waiting_samples{{{endpoint},tenant="{name}",{version}}} {waiting.get(name, 0)}.0\n'
         for name in names
     ]
     return ["".join(lines).encode() for lines in (worker, tokens, refused, gauge, queue)]
-
-
-def _histogram(endpoint: str, rest: str, histogram: Histogram) -> str:
-    name = "forebay_tenant_queue_seconds"
-    total = 0
-    lines: list[str] = []
-    for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
-        total += count
-        lines.append(f'{name}_bucket{{{endpoint},le="{bound}",{rest}}} {total}.0\n')
-    lines += [f"{name}_count{{{endpoint},{rest}}} {total}.0\n", f"{name}_sum{{{endpoint},{rest}}} {histogram.total}\n"]
-    return "".join(lines)

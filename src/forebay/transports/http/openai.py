@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.batching.queue import BatchConfig
-from forebay.errors import ForebayError, NotFound, QueueFull
+from forebay.errors import Code, ForebayError, NotFound, QueueFull
 from forebay.observe.logs.request_ids import next_id
+from forebay.observe.metrics.gen_ai_families import AFTER_FIRST, DURATION, TO_FIRST, histogram_of
 from forebay.observe.traces import timeline
 from forebay.protocols.native import FORM_TYPE, JSON_TYPE, PARAMS, Contract, UnsupportedMedia, unread_type
 from forebay.protocols.openai import openai_errors, request_reading
@@ -23,7 +24,7 @@ from forebay.protocols.openai.answer_blocks import BlockAnswer
 from forebay.protocols.openai.audio import SPEECH, TRANSCRIPTS, audio_of
 from forebay.protocols.openai.doors import DOORS, Door
 from forebay.protocols.openai.joined_results import JOINED
-from forebay.protocols.openai.request_reading import Asked
+from forebay.protocols.openai.request_reading import CHAT, COMPLETIONS, Asked
 from forebay.protocols.openai.texts import COST, Choice, Texts
 from forebay.server import tfserving_facts
 from forebay.server.served import Served, StandIn
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from forebay.types.batch import EntryBatch
     from forebay.types.element_limits import Steps
     from forebay.types.tenant import Tenant
+
+OPERATIONS: Final = {CHAT: "chat", COMPLETIONS: "text_completion", SPEECH: "speech", TRANSCRIPTS: "transcription"}
+"""What OpenTelemetry calls what is asked; it has the same word for embeddings, and none for rerank and audio."""
 
 
 def targets_of(app: App, config: HttpConfig, staging: Staging) -> dict[str, Route]:
@@ -113,6 +117,7 @@ class OpenAiModels:
     def __init__(self, app: App, door: Door) -> None:
         self.door = door
         self.path = self.name = door.path
+        self._operation = OPERATIONS.get(door.spoken, door.spoken)
         self.answering: EntryBatch | None = None
         self._app = app
         self._contracts: dict[str, dict[Served, Contract]] = {}
@@ -159,20 +164,19 @@ class OpenAiModels:
 
     def submit(self, request: Request) -> None:
         """Have the model that a body names answer it."""
-        reject = self.reject
+        endpoint = None
         try:
-            door = self.door
-            body = request.body if door.chat_body is None else door.chat_body(request.body)
+            body = request.body if self.door.chat_body is None else self.door.chat_body(request.body)
             asked = request_reading.read(body)
             served, contract = self._find(asked.model)
             if request.tenant is not None:
                 request.tenant = asked.in_class(request.tenant)
-            reject = served.endpoint.reject
-            if served.endpoint.is_full_for(request.tenant):  # before anything is made of the body
-                raise _full(served.endpoint.name)
-            call = _Call(self, request, asked, body, served.endpoint, contract)
+            endpoint = served.endpoint
+            if endpoint.is_full_for(request.tenant):  # before anything is made of the body
+                raise _full(endpoint.name)
+            call = _Call(self, request, asked, body, endpoint, contract)
         except ForebayError as error:
-            reject(error, tenant=request.tenant)
+            self.reject(error, tenant=request.tenant, endpoint=endpoint)
             request.reply(request, Failure(error))
             return
         self._calls[request] = call
@@ -182,12 +186,22 @@ class OpenAiModels:
         """Forget a request whose client went away."""
         call = self._calls.pop(request, None)
         if call is not None:
+            call.count(Code.CANCELLED)
             call.call_off()
 
-    def reject(self, error: ForebayError, times: int = 1, tenant: Tenant | None = None) -> None:
-        """Count requests that were refused before a model was asked."""
-        if self._only is not None:
-            self._only.reject(error, times, tenant)
+    def reject(
+        self, error: ForebayError, times: int = 1, tenant: Tenant | None = None, endpoint: Endpoint | None = None
+    ) -> None:
+        """Count requests that were refused before a model was asked; by default they meant the only one."""
+        endpoint = endpoint or self._only
+        if endpoint is not None:
+            endpoint.reject(error, times, tenant)
+            if not isinstance(error, NotFound):  # the model that was asked for is another one
+                self.count(endpoint, DURATION, 0.0, error.code, times)
+
+    def count(self, endpoint: Endpoint, family: str, seconds: float, error: str = "", times: int = 1) -> None:
+        """Count requests in a histogram of OpenTelemetry's."""
+        histogram_of(endpoint.metrics.gen_ai, (family, self._operation, error)).observe(seconds, times)
 
     def answer(self, request: Request, outcome: Outcome, endpoint: Endpoint) -> None:
         """Reply to a request, in the name of the endpoint that answered it."""
@@ -252,6 +266,7 @@ class _Call:
         self._choices: list[Choice] = []
         self._results: list[bytes] = []
         """The vectors or scores."""
+        self._first_at, self._first_tokens = 0.0, 0  # when they came, and how many, of a model that streams
         self._text_tokens = 0
         """Of the texts that they are of."""
         request.id = request.id or next_id()
@@ -295,6 +310,17 @@ class _Call:
             if not self._samples:
                 break
 
+    def count(self, error: str = "") -> None:
+        """Count the request, which has ended now; if it was answered, also what its tokens took."""
+        now, arrived, first_at = time.monotonic(), self._request.arrived, self._first_at
+        count = partial(self._models.count, self._endpoint)
+        count(DURATION, now - arrived, error)
+        if first_at and not error:
+            count(TO_FIRST, first_at - arrived)
+            later = sum(choice.tokens for choice in self._choices) - self._first_tokens
+            if later > 0:
+                count(AFTER_FIRST, (now - first_at) / later)
+
     def call_off(self) -> None:
         """Let go of all samples, as nobody waits for them any more, and charge the tokens that there were."""
         samples, self._samples = self._samples, []  # they refer to this call, and no collector looks at requests
@@ -335,6 +361,8 @@ class _Call:
             release()
             self._end(Failure(error))
             return
+        if not self._first_at and (text or choice.tokens or choice.news):
+            self._first_at, self._first_tokens = time.monotonic(), choice.tokens
         if self._asked.stream and (text or choice.news or choice.logprobs):
             request.on_part(texts.event(number, choice, text), release)
         else:
@@ -388,6 +416,7 @@ class _Call:
             self._end(None)
 
     def _end(self, outcome: Outcome) -> None:
+        self.count(outcome.error.code if type(outcome) is Failure else "")
         self.call_off()
         self._models.answer(self._request, outcome, self._endpoint)
 
