@@ -15,16 +15,13 @@ import gzip
 import json
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.attacks import doors
 from tests.attacks.crowds import json_spots, put
-from tests.fuzz.door_openai import is_empty
-from tests.fuzz.patience import HANG_S, awake
-from tests.fuzz.serving import Findings, Sender, running
+from tests.fuzz.serving import Findings, Visitor, fuzz_door
 
 DEEP = 3000
 LONG = 20_000
@@ -258,48 +255,27 @@ def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-class Client:
+class Client(Visitor):
     """Sends all of them in an order of its own, again and again."""
 
     def __init__(self, findings: Findings, port: int, dice: random.Random) -> None:
-        self._findings, self._dice = findings, dice
-        self._sender = Sender(port, dice)
+        super().__init__(findings, port, dice)
         self._left: list[tuple[Door, Sent]] = []
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._sender.leave()
 
     def round(self) -> None:
         """One request."""
         if not self._left:
             self._left = [(door, sent) for door in DOORS for sent in requests(door)]
-            self._dice.shuffle(self._left)
+            self.dice.shuffle(self._left)
         door, sent = self._left.pop()
-        answer = self._sender.post(door.target + sent.query, sent.body, sent.headers)
-        if self._dice.random() < 0.05:
-            answer.read(self._dice.randrange(200))
-            self._sender.leave()
-            self._findings.counts["left"] += 1
-            return
-        data = answer.read()
-        self._findings.counts[str(answer.status)] += 1
-        if said := fault(door, sent.spot, answer.status, answer.headers.get("content-type", ""), data):
-            self._findings.differ(f"{door.target}, {sent.spot}: {said}", answer.status, data, sent.body)
+        answer = self.post(door.target + sent.query, sent.body, sent.headers)
+        if answer is not None and (said := fault(door, sent.spot, *answer)):
+            self.findings.differ(f"{door.target}, {sent.spot}: {said}", *answer, sent.body)
 
 
 def main(seconds: float, seed: int) -> int:
     """Fuzz for a time; returns how many differences there were."""
-    findings = Findings("odd bodies")
-    with running(str(TARGET), options=OPTIONS) as server:
-        findings.run(seconds, seed, lambda dice: Client(findings, server.ports["http"], dice))
-        end = awake() + HANG_S
-        while not is_empty(server):
-            if awake() > end:
-                findings.differ("somebody is left in a model")
-                break
-            time.sleep(0.05)
-    return findings.end(server)
+    return fuzz_door(Findings("odd bodies"), TARGET, (seconds, seed), Client, OPTIONS)
 
 
 if __name__ == "__main__":

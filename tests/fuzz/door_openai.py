@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzz of OpenAI's protocol: bodies that are right or nearly, streamed or not, by several clients, some of which leave.
+"""Fuzz of OpenAI's protocol and its neighbours: bodies that are right or nearly, streamed or not, by several clients.
 
 The oracle is `json` and a few loops: it knows what the models say, cuts it at stop sequences and at the limit of
 tokens, and lists the fields that are wrong. Whatever is refused is told in the protocol's form, and names one of them.
-In the end nobody is left in the models.
+Some clients leave. In the end nobody is left in the models.
 
     .venv/bin/python -m tests.fuzz.door_openai SECONDS SEED
 """
@@ -12,200 +12,186 @@ from __future__ import annotations
 
 import base64
 import json
-import random
 import struct
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import httpx
-from tests.fuzz.patience import HANG_S, awake
-from tests.fuzz.serving import Findings, Running, Sender, is_text, pick, running
+from tests.fuzz.openai_forms import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    FORMS,
+    MESSAGES,
+    RERANK,
+    RESPONSES,
+    SCORE,
+    WHOLE,
+    Form,
+    asked,
+    pair_of,
+    said_to,
+    several,
+    written,
+    wrong_fields,
+)
+from tests.fuzz.serving import Findings, Visitor, fuzz_door, is_text
 from tests.models.spoken import tokens_of
 
 TARGET = Path(__file__).parents[1] / "models" / "spoken.py"
-ODD = (None, True, 0, -1, 1.5, 10**30, "", "x", [], [None], {}, {"x": 1})
-CHAT, COMPLETIONS, EMBEDDINGS, RERANK = "chat/completions", "completions", "embeddings", "rerank"
-MODELS = {CHAT: "spoken", COMPLETIONS: "written", EMBEDDINGS: "measured", RERANK: "ranked"}
-WHOLE = (EMBEDDINGS, RERANK)
-ROLES = ("system", "developer", "user", "assistant", "tool")
+JSON = {"Content-Type": "application/json"}
 
 
-def text(dice: random.Random, longest: int = 30) -> str:
-    return "".join(dice.choice('aab b,"\\\n€😀é') for _ in range(dice.randint(0, longest)))
+class Choice(NamedTuple):
+    """A text of an answer.
+
+    Attributes:
+        stop: The stop sequence that ended it; only Anthropic's clients are told.
+    """
+
+    text: str
+    reason: str
+    stop: str = ""
 
 
-def asked(dice: random.Random, path: str) -> dict[str, Any]:
-    """What a body says, right or nearly."""
-    body: dict[str, Any] = {"model": pick(dice, MODELS[path], "other", MODELS[EMBEDDINGS], *ODD[:5])}
-    if path == CHAT:
-        body["messages"] = [{"role": dice.choice(ROLES), "content": text(dice)} for _ in range(dice.randint(1, 3))]
-        if dice.random() < 0.1:
-            odd: Any = dice.choice(({"role": "x"}, {}, None, {"role": "user", "content": 3}, {"content": ""}))
-            body["messages"][-1] = odd
-        if dice.random() < 0.3:
-            body["logprobs"] = pick(dice, True, False, 1, "yes")
-        if dice.random() < 0.2:
-            body["max_completion_tokens"] = pick(dice, dice.randint(1, 9), None, 0, 1.5, "1")
-    elif path == RERANK:
-        body["query"] = pick(dice, text(dice), *ODD)
-        documents = [pick(dice, text(dice, 9), 3, None) for _ in range(dice.randint(1, 4))]
-        body["documents"] = pick(dice, documents, "x", [], 3)
-        if dice.random() < 0.5:
-            body["top_n"] = pick(dice, dice.randint(0, 5), None, -1, 1.5, "1")
-        if dice.random() < 0.3:
-            body["return_documents"] = pick(dice, True, False, None, 1)
-    else:
-        one = lambda: dice.choice((text(dice, 9), [dice.randrange(50) for _ in range(dice.randint(1, 4))]))  # noqa: E731
-        several = lambda: [one() for _ in range(dice.randint(1, 4))]  # noqa: E731
-        body["prompt" if path == COMPLETIONS else "input"] = pick(
-            dice, one() if dice.random() < 0.5 else several(), *ODD
-        )
-    if path in WHOLE:
-        if path == EMBEDDINGS and dice.random() < 0.4:
-            body["encoding_format"] = pick(dice, "float", "base64", "base64", "int8", *ODD[:4])
-    else:
-        if dice.random() < 0.4:
-            body["n"] = pick(dice, dice.randint(1, 4), None, 0, 129, "2", 1.5, True, 2**70)
-        if dice.random() < 0.5:
-            stops = [dice.choice(("a", "ab", "b ", "€", "😀", "é\n", "bb", "a,")) for _ in range(dice.randint(1, 3))]
-            body["stop"] = pick(
-                dice, stops[0] if dice.random() < 0.5 else stops, None, [], "", [""], ["a"] * 17, 3, "x" * 257
-            )
-        if dice.random() < 0.5:
-            body["stream"] = pick(dice, True, False, None, 1, "true")
-        if dice.random() < 0.3:
-            body["stream_options"] = pick(dice, {"include_usage": True}, {}, None, {"include_usage": 1}, {"x": 1}, [])
-        if dice.random() < 0.4:
-            body["max_tokens"] = pick(dice, dice.randint(1, 9), None, 0, -1, 1.5, "3")
-        if dice.random() < 0.3:
-            body["seed"] = pick(dice, dice.randint(0, 9), None, 1.5, "x")
-        if dice.random() < 0.2:
-            body["temperature"] = pick(dice, 0.5, 2, 2.5, -1, "x", None)
-    if dice.random() < 0.05:
-        body[dice.choice(("surprise", "tools", "top_q"))] = dice.choice(ODD)
-    if dice.random() < 0.03:
-        body.pop(dice.choice([*body]))
-    return body
+class Answer(NamedTuple):
+    """What an answer says.
+
+    Attributes:
+        tokens: How many tokens all choices are; None if it does not say.
+        likely: The tokens of each choice that came with probabilities.
+    """
+
+    choices: list[Choice]
+    tokens: int | None
+    likely: Sequence[str] = ()
 
 
-def is_whole(value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> bool:
-    return type(value) is int and least <= value <= most
-
-
-def is_prompt(value: Any) -> bool:
-    """Whether it is a text, or the tokens of one."""
-    return isinstance(value, str) or (
-        isinstance(value, list) and bool(value) and all(is_whole(one, 0) for one in value)
-    )
-
-
-def is_stop(value: Any) -> bool:
-    return isinstance(value, str) and 1 <= len(value) <= 256
-
-
-def is_message(one: Any) -> bool:
-    return isinstance(one, dict) and one.get("role") in ROLES and isinstance(one.get("content"), str | None)
-
-
-def optional(check: Any) -> Any:
-    return lambda value: value is None or check(value)
-
-
-CHECKS = {
-    "messages": lambda value: isinstance(value, list) and bool(value) and all(map(is_message, value)),
-    "logprobs": lambda value: type(value) is bool,
-    "prompt": lambda value: (
-        is_prompt(value) or (isinstance(value, list) and bool(value) and all(map(is_prompt, value)))
-    ),
-    "encoding_format": lambda value: value in (None, "float", "base64"),
-    "n": optional(lambda value: is_whole(value, 1, 128)),
-    "stop": optional(
-        lambda value: is_stop(value) or (isinstance(value, list) and len(value) <= 16 and all(map(is_stop, value)))
-    ),
-    "stream": optional(lambda value: type(value) is bool),
-    "stream_options": optional(
-        lambda value: value in ({}, {"include_usage": True}) and not any(type(one) is int for one in value.values())
-    ),
-    "max_tokens": optional(lambda value: is_whole(value, 1)),
-    "max_completion_tokens": optional(lambda value: is_whole(value, 1)),
-    "seed": optional(is_whole),
-    "temperature": optional(lambda value: type(value) in (int, float) and 0 <= value <= 2),
-}
-CHECKS["input"] = CHECKS["prompt"]
-CHECKS["query"] = lambda value: isinstance(value, str)
-CHECKS["documents"] = lambda value: (
-    isinstance(value, str) or (isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value))
-)
-CHECKS["top_n"] = optional(lambda value: is_whole(value, 0))
-CHECKS["return_documents"] = CHECKS["stream"]
-TAKEN = {
-    CHAT: {"messages", "logprobs", "max_completion_tokens"},
-    COMPLETIONS: {"prompt"},
-    EMBEDDINGS: {"input", "encoding_format"},
-    RERANK: {"query", "documents", "top_n", "return_documents"},
-}
-TEXTS = {"n", "stop", "stream", "stream_options", "max_tokens", "seed", "temperature"}
-NEEDED = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input", RERANK: "query"}
-
-
-def wrong_fields(path: str, body: dict[str, Any]) -> set[str]:
-    """The names of the fields that are wrong."""
-    taken = TAKEN[path] | (TEXTS if path not in WHOLE else set())
-    found = {name for name, value in body.items() if name in taken and not CHECKS[name](value)}
-    # One that is not taken, and is null, says nothing.
-    found |= {name for name, value in body.items() if name not in taken and name != "model" and value is not None}
-    if NEEDED[path] not in body:
-        found.add(NEEDED[path])
-    if path == RERANK and "documents" not in body:
-        found.add("documents")
-    if not isinstance(body.get("model"), str):
-        found.add("model")
-    if body.get("stream_options") is not None and body.get("stream") is not True:
-        found.add("stream_options")
-    return found
-
-
-def choice(tokens: list[str], body: dict[str, Any]) -> tuple[str, str, int]:
-    """The text of a choice, why it ended, and how many tokens it was."""
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    stops = body.get("stop") or []
-    stops = [stops] if isinstance(stops, str) else stops
+def choice(tokens: list[str], limit: int | None, stops: list[str]) -> tuple[Choice, int]:
+    """A choice, and how many tokens it was."""
     found, count = "", 0
     for token in tokens:
         if limit is not None and count >= limit:
-            return found, "length", count
+            return Choice(found, "length"), count
         count += 1
         found += token
-        places = [found.find(stop) for stop in stops if stop in found]
+        places = [(found.find(stop), stop) for stop in stops if stop in found]
         if places:
-            return found[: min(places)], "stop", count
-    return found, "length" if limit is not None and count >= limit else "stop", count
+            place, stop = min(places)
+            return Choice(found[:place], "stop", stop), count
+    return Choice(found, "length" if limit is not None and count >= limit else "stop"), count
 
 
-def expected(path: str, body: dict[str, Any]) -> tuple[list[tuple[str, str]], int]:
-    """The choices of an answer, and how many tokens they are."""
-    if path == CHAT:
-        content = body["messages"][-1].get("content") or ""
-        count, seed = body.get("n") or 1, body.get("seed")
-        seeds = [0] * count if seed is None else range(seed, seed + count)  # each choice has one of its own
-        found = [choice(tokens_of(content, one), body) for one in seeds]
+def expected(form: Form, body: dict[str, Any]) -> Answer:
+    """What an answer has to say."""
+    stops = body.get("stop_sequences" if form is MESSAGES else "stop") or []
+    stops = [stops] if isinstance(stops, str) else stops
+    seed, count = body.get("seed"), body.get("n") or 1
+    if form is COMPLETIONS:
+        found = [one for prompt in several(body["prompt"]) for one in [completed(prompt, body, stops)] * count]
     else:
-        prompts = body["prompt"]
-        prompts = prompts if isinstance(prompts, list) and not is_prompt(prompts) else [prompts]
-        found = []
-        for prompt in prompts:
-            # It is whole, so that a limit finds nothing to leave out; it is two tokens all the same.
-            told, reason, _ = choice([str(prompt)], {**body, "max_tokens": None})
-            if reason != "stop" or told == str(prompt):
-                reason = "length" if told == str(prompt) and (body.get("max_tokens") or 3) <= 2 else "stop"
-            found += [(told, reason, 2)] * (body.get("n") or 1)
-    return [(told, reason) for told, reason, _ in found], sum(count for *_, count in found)
+        limit = body.get("max_output_tokens") or body.get("max_completion_tokens") or body.get("max_tokens")
+        said = said_to(form, body)[-1]
+        seeds = [0] * count if seed is None else range(seed, seed + count)  # each choice has one of its own
+        found = [choice(tokens_of(said, one), limit, stops) for one in seeds]
+    choices = [one if form is MESSAGES else one._replace(stop="") for one, _ in found]
+    return Answer(choices, sum(tokens for _, tokens in found))
 
 
-def put_together(events: list[dict[str, Any]], path: str) -> tuple[list[tuple[str, str]], int | None, list[str]]:
-    """The choices of a stream, its tokens if it told them, and the tokens that came with probabilities."""
+def completed(prompt: Any, body: dict[str, Any], stops: list[str]) -> tuple[Choice, int]:
+    """A choice that comes whole, so that a limit finds nothing to leave out; it is two tokens all the same."""
+    found, _ = choice([str(prompt)], None, stops)
+    if found.text == str(prompt) and not found.stop and (body.get("max_tokens") or 3) <= 2:
+        found = found._replace(reason="length")
+    return found, 2
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What an answer says
+
+
+def whole(form: Form, told: dict[str, Any]) -> Answer:
+    """Read an answer that came as one body."""
+    if form is RESPONSES:
+        return response(told)
+    if form is MESSAGES:
+        return message(told)
+    choices = [
+        Choice((one["message"]["content"] if form is CHAT else one["text"]), one["finish_reason"])
+        for one in told["choices"]
+    ]
+    likely = ["".join(each["token"] for each in (one["logprobs"] or {}).get("content", ())) for one in told["choices"]]
+    return Answer(choices, told["usage"]["completion_tokens"], likely)
+
+
+def response(told: dict[str, Any]) -> Answer:
+    ((part,),) = (item["content"] for item in told["output"])
+    reasons = {"completed": "stop", "incomplete": "length"}
+    assert told["incomplete_details"] == (None if told["status"] == "completed" else {"reason": "max_output_tokens"})
+    usage = told["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    return Answer([Choice(part["text"], reasons[told["status"]])], usage["output_tokens"])
+
+
+def message(told: dict[str, Any]) -> Answer:
+    (block,) = told["content"]
+    reasons = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}
+    assert (told["stop_reason"] == "stop_sequence") == (told["stop_sequence"] is not None)
+    found = Choice(block["text"], reasons[told["stop_reason"]], told["stop_sequence"] or "")
+    return Answer([found], told["usage"]["output_tokens"])
+
+
+def streamed(form: Form, data: bytes) -> Answer:
+    """Put the events of an answer together."""
+    *events, rest = data.split(b"\n\n")
+    assert rest == b""
+    if form in (CHAT, COMPLETIONS):
+        assert events.pop() == b"data: [DONE]"
+        return put_together([json.loads(event.removeprefix(b"data: ")) for event in events], form)
+    told = [named(event) for event in events]
+    return streamed_response(told) if form is RESPONSES else streamed_message(told)
+
+
+def named(event: bytes) -> dict[str, Any]:
+    name, _, data = event.partition(b"\ndata: ")
+    told = json.loads(data)
+    assert name == b"event: " + told["type"].encode()
+    return told
+
+
+def streamed_response(events: list[dict[str, Any]]) -> Answer:
+    assert [one.pop("sequence_number") for one in events] == [*range(len(events))]
+    kinds = [one["type"].removeprefix("response.") for one in events]
+    deltas = kinds.count("output_text.delta")
+    begin = ["created", "in_progress", "output_item.added", "content_part.added", *["output_text.delta"] * deltas]
+    end = ["output_text.done", "content_part.done", "output_item.done"]
+    assert kinds[:-1] == begin + end, kinds
+    last = events[-1]["response"]
+    assert kinds[-1] == last["status"]
+    text = "".join(one["delta"] for one in events if one["type"] == "response.output_text.delta")
+    found = response(last)
+    assert (
+        {text}
+        == {one["text"] for one in events if one["type"] == "response.output_text.done"}
+        == {found.choices[0].text}
+    )
+    assert events[-2]["item"] == last["output"][0] | {"status": "completed"}
+    assert events[0]["response"]["id"] == last["id"]
+    return found
+
+
+def streamed_message(events: list[dict[str, Any]]) -> Answer:
+    first, opened, *deltas, closed, last, _ = events
+    kinds = [one["type"] for one in events]
+    begin = ["message_start", "content_block_start", *["content_block_delta"] * len(deltas)]
+    assert kinds == [*begin, "content_block_stop", "message_delta", "message_stop"], kinds
+    assert {one["index"] for one in (opened, *deltas, closed)} == {0}
+    block = opened["content_block"] | {"text": "".join(one["delta"]["text"] for one in deltas)}
+    return message(first["message"] | {"content": [block]} | last["delta"] | {"usage": last["usage"]})
+
+
+def put_together(events: list[dict[str, Any]], form: Form) -> Answer:
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
     likely: dict[int, str] = {}
@@ -217,152 +203,132 @@ def put_together(events: list[dict[str, Any]], path: str) -> tuple[list[tuple[st
         for one in event["choices"]:
             index = one["index"]
             assert index not in reasons, "something comes after its end"
-            texts[index] = texts.get(index, "") + ((one["delta"].get("content") or "") if path == CHAT else one["text"])
+            texts[index] = texts.get(index, "") + ((one["delta"].get("content") or "") if form is CHAT else one["text"])
             for each in (one["logprobs"] or {}).get("content", ()):
                 likely[index] = likely.get(index, "") + each["token"]
             if one["finish_reason"] is not None:
                 reasons[index] = one["finish_reason"]
     assert [*sorted(texts)] == [*range(len(texts))] == [*sorted(reasons)], "a choice has no end"
-    return (
-        [(texts[index], reasons[index]) for index in range(len(texts))],
-        used,
-        [likely.get(index, "") for index in range(len(texts))],
-    )
+    choices = [Choice(texts[index], reasons[index]) for index in range(len(texts))]
+    return Answer(choices, used, [likely.get(index, "") for index in range(len(texts))])
 
 
-class Client:
+def vectors(body: dict[str, Any], told: dict[str, Any]) -> tuple[Any, Any]:
+    """The vectors of an answer with the tokens, and what they should be."""
+    inputs = several(body["input"])
+    wanted = [[float(len(one)), float(sum(map(ord, one)) if isinstance(one, str) else sum(one))] for one in inputs]
+    found = [one["embedding"] for one in told["data"]]
+    if body.get("encoding_format") == "base64":
+        found = [[*struct.unpack("<2f", base64.b64decode(one))] for one in found]
+    return (found, told["usage"]["prompt_tokens"]), (wanted, sum(map(len, inputs)))
+
+
+def ranks(body: dict[str, Any], told: dict[str, Any]) -> tuple[Any, Any]:
+    """The ranks of an answer, and what they should be."""
+    documents = several(body["documents"])
+    order = sorted(range(len(documents)), key=lambda at: -len(documents[at]))[: body.get("top_n") or None]
+    wanted = [{"index": at, "relevance_score": float(len(documents[at]))} for at in order]
+    if body.get("return_documents") is not False:
+        wanted = [{**one, "document": {"text": documents[at]}} for one, at in zip(wanted, order, strict=True)]
+    return told["results"], wanted
+
+
+def scores(body: dict[str, Any], told: dict[str, Any]) -> tuple[Any, Any]:
+    """The scores of an answer, and what they should be."""
+    documents = several(body[pair_of(body)[1]])
+    wanted = [{"index": at, "object": "score", "score": float(len(one))} for at, one in enumerate(documents)]
+    return told["data"], wanted
+
+
+COMPARED = {EMBEDDINGS.path: vectors, RERANK.path: ranks, SCORE.path: scores}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Clients
+
+
+class Client(Visitor):
     """Asks, and compares."""
-
-    def __init__(self, findings: Findings, port: int, dice: random.Random) -> None:
-        self._findings, self._dice = findings, dice
-        self._sender = Sender(port, dice)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._sender.leave()
 
     def round(self) -> None:
         """One request."""
-        dice, differ = self._dice, self._findings.differ
-        path = dice.choice((CHAT, CHAT, COMPLETIONS, EMBEDDINGS, RERANK))
-        body = asked(dice, path)
-        sent = json.dumps(body, ensure_ascii=dice.random() < 0.5).encode()
-        if dice.random() < 0.05:
-            at = dice.randrange(len(sent))
-            sent = sent[:at] + dice.choice((b"", b"\xff", b"[" * 3000, b'"', b"}", b"\x00")) + sent[at + 1 :]
-            try:
-                body = json.loads(sent.decode())
-                json.dumps(body, ensure_ascii=False).encode()  # half a letter is none
-            except (ValueError, RecursionError):
-                body = None
-        answer = self._sender.post(f"/v1/{path}", sent, {"Content-Type": "application/json"})
-        if dice.random() < 0.05:
-            answer.read(dice.randrange(200))
-            self._sender.leave()
-            self._findings.counts["left"] += 1
+        form = self.dice.choice((CHAT, *FORMS))
+        body: Any = asked(self.dice, form)
+        sent = written(body, self.dice)
+        try:
+            body = json.loads(sent.decode())
+            json.dumps(body, ensure_ascii=False).encode()  # half a letter is none
+        except (ValueError, RecursionError):
+            body = None
+        answer = self.post(f"/v1/{form.path}", sent, JSON)
+        if answer is None:
             return
-        data = answer.read()
-        self._findings.counts[str(answer.status)] += 1
-        if answer.status != 200:
-            error = json.loads(data)["error"]
-            wrong = None if not isinstance(body, dict) else wrong_fields(path, body)
-            is_known = isinstance(body, dict) and body.get("model") == MODELS[path]
-            if error.keys() != {"message", "type", "param", "code"}:
-                differ("an error in another form", data, sent)
-            elif answer.status == 404:
-                if is_known or error["param"] != "model":
-                    differ("a model is not found", data, sent)
-            elif answer.status != 400 or (wrong is not None and not wrong):
-                differ(f"status {answer.status}", data, sent)
-            elif wrong is not None and not any(
-                (error["param"] or "").startswith(name) or len(name) > 100 for name in wrong
-            ):
-                differ(f"refused for another field than {wrong}", data, sent)
+        status, kind, data = answer
+        if status != 200:
+            self._compare_error(form, body, status, data, sent)
             return
         if not is_text(sent):
             return  # in the name of something that nobody looks at, or in a prompt behind those that are streamed
-        if not isinstance(body, dict) or wrong_fields(path, body) or body["model"] != MODELS[path]:
-            differ(
-                "answered, and it is wrong", wrong_fields(path, body) if isinstance(body, dict) else body, sent, data
-            )
+        wrong = wrong_fields(form, body) if isinstance(body, dict) else {"no object"}
+        if wrong or body["model"] != form.model:
+            self.findings.differ("answered, and it is wrong", form.path, wrong, sent, data)
             return
         try:
-            self._compare(path, body, answer.headers["content-type"], data)
+            self._compare(form, body, kind, data)
         except (AssertionError, KeyError, ValueError, TypeError) as error:
-            differ(f"an answer that cannot be read: {error!r}", data, sent)
+            self.findings.differ(f"an answer that cannot be read: {error!r}", form.path, data, sent)
 
-    def _compare(self, path: str, body: dict[str, Any], kind: str, data: bytes) -> None:
-        differ = self._findings.differ
-        if path == EMBEDDINGS:
-            inputs = (
-                body["input"] if isinstance(body["input"], list) and not is_prompt(body["input"]) else [body["input"]]
-            )
-            wanted = [
-                [float(len(one)), float(sum(map(ord, one)) if isinstance(one, str) else sum(one))] for one in inputs
-            ]
-            found = json.loads(data)
-            vectors = [one["embedding"] for one in found["data"]]
-            if body.get("encoding_format") == "base64":
-                vectors = [[*struct.unpack("<2f", base64.b64decode(one))] for one in vectors]
-            if vectors != wanted or found["usage"]["prompt_tokens"] != sum(map(len, inputs)):
-                differ("other vectors", data, wanted, body)
+    def _compare_error(self, form: Form, body: Any, status: int, data: bytes, sent: bytes) -> None:
+        told, wrong = json.loads(data), wrong_fields(form, body) if isinstance(body, dict) else None
+        differ = self.findings.differ
+        error = told["error"]
+        if form is MESSAGES:
+            is_error = told.keys() == {"type", "error", "request_id"} and error.keys() == {"type", "message"}
+            is_error = is_error and error["type"] == {400: "invalid_request_error", 404: "not_found_error"}.get(status)
+        else:
+            is_error = told.keys() == {"error"} and error.keys() == {"message", "type", "param", "code"}
+        named = error["message"] if form is MESSAGES else error["param"] or ""
+        if not is_error:
+            differ("an error in another form", form.path, data, sent)
+        elif status == 404:
+            is_known = isinstance(body, dict) and body.get("model") == form.model
+            if is_known or not named.startswith("no model" if form is MESSAGES else "model"):
+                differ("a model is not found", form.path, data, sent)
+        elif status != 400 or (wrong is not None and not wrong):
+            differ(f"status {status}", form.path, data, sent)
+        elif wrong is not None and not any(
+            (name in named if form is MESSAGES else named.startswith(name)) or len(name) > 100 for name in wrong
+        ):
+            differ(f"refused for another field than {wrong}", form.path, data, sent)
+
+    def _compare(self, form: Form, body: dict[str, Any], kind: str, data: bytes) -> None:
+        differ = self.findings.differ
+        if form in WHOLE:
+            found, wanted = COMPARED[form.path](body, json.loads(data))
+            if found != wanted:
+                differ("another answer", form.path, found, wanted, body)
             return
-        if path == RERANK:
-            documents = [body["documents"]] if isinstance(body["documents"], str) else body["documents"]
-            ranks = sorted(range(len(documents)), key=lambda at: -len(documents[at]))[: body.get("top_n") or None]
-            told = [{"index": at, "relevance_score": float(len(documents[at]))} for at in ranks]
-            if body.get("return_documents") is not False:
-                told = [{**one, "document": {"text": documents[at]}} for one, at in zip(told, ranks, strict=True)]
-            if json.loads(data)["results"] != told:
-                differ("other ranks", data, told, body)
-            return
-        choices, tokens = expected(path, body)
+        wanted = expected(form, body)
         if body.get("stream"):
             assert kind.startswith("text/event-stream")
-            *events, last, rest = data.split(b"\n\n")
-            assert (last, rest) == (b"data: [DONE]", b"")
-            told = [json.loads(event.removeprefix(b"data: ")) for event in events]
-            found, used, likely = put_together(told, path)
-            if ((body.get("stream_options") or {}).get("include_usage") is True) != (used is not None):
-                differ("usage was told, or not", data, body)
+            found = streamed(form, data)
         else:
-            answer = json.loads(data)
-            found = [
-                ((one["message"]["content"] if path == CHAT else one["text"]), one["finish_reason"])
-                for one in answer["choices"]
-            ]
-            likely = [
-                "".join(each["token"] for each in (one["logprobs"] or {}).get("content", ()))
-                for one in answer["choices"]
-            ]
-            used = answer["usage"]["completion_tokens"]
-        if found != choices or used not in (None, tokens):
-            differ("another answer", found, choices, used, tokens, body)
+            found = whole(form, json.loads(data))
+        is_counted = not body.get("stream") or form in (RESPONSES, MESSAGES)
+        is_counted = is_counted or (body.get("stream_options") or {}).get("include_usage") is True
+        if is_counted != (found.tokens is not None):
+            differ("usage was told, or not", form.path, data, body)
+        if found.choices != wanted.choices or found.tokens not in (None, wanted.tokens):
+            differ("another answer", form.path, found, wanted, body)
         # Tokens are told with the text that they begin in.
-        if body.get("logprobs") and not all(
-            one.startswith(said) and (said or not one) for one, (said, _) in zip(likely, found, strict=True)
-        ):
-            differ("other tokens than the text", likely, found, body)
-
-
-def is_empty(server: Running) -> bool:
-    """Whether nobody is left in the models."""
-    models = httpx.get(f"http://127.0.0.1:{server.ports['http']}/models").json()["models"]
-    return not any(one["in_flight"] or one["waiting"] for one in models)
+        likely = zip(found.likely, found.choices, strict=True) if body.get("logprobs") and form is CHAT else ()
+        if not all(one.startswith(said.text) and (said.text or not one) for one, said in likely):
+            differ("other tokens than the text", form.path, found, body)
 
 
 def main(seconds: float, seed: int) -> int:
     """Fuzz for a time; returns how many differences there were."""
-    findings = Findings("openai")
-    with running(str(TARGET)) as server:
-        findings.run(seconds, seed, lambda dice: Client(findings, server.ports["http"], dice))
-        end = awake() + HANG_S
-        while not is_empty(server):
-            if awake() > end:
-                findings.differ("somebody is left in a model")
-                break
-            time.sleep(0.05)
-    return findings.end(server)
+    return fuzz_door(Findings("openai"), TARGET, (seconds, seed), Client)
 
 
 if __name__ == "__main__":

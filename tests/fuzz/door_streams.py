@@ -293,11 +293,7 @@ def main(seconds: float, seed: int) -> int:
     with running(options=("--config", str(TARGET), "--grpc-port", "0")) as server:
         asyncio.run(fuzz(findings, server.ports, seconds, seed))
         with httpx.Client(base_url=f"http://127.0.0.1:{server.ports['http']}", timeout=None) as client:
-            end = awake() + HANG_S
-            while left := left_in(client):
-                if awake() > end:
-                    findings.differ("somebody is left", left)
-                    break
+            findings.wait_for(lambda: left_in(client))
     return findings.end(server)
 
 

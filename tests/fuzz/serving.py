@@ -14,21 +14,24 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+import httpx
 from tests.fuzz.patience import HANG_S, UNHURRIED, awake
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 ENOUGH = 20
 """Differences after which a fuzzer stops."""
 CLIENTS = 3
+THREADS = ("--worker-kind", "thread")
 
 
 class Running:
     """A server in a process of its own."""
 
-    def __init__(self, *targets: str, options: tuple[str, ...] = ("--worker-kind", "thread")) -> None:
+    def __init__(self, *targets: str, options: tuple[str, ...] = THREADS) -> None:
         command = [sys.executable, "-m", "forebay", "serve", *targets, "--http-port", "0"]
         command += UNHURRIED
         self.process = subprocess.Popen(
@@ -66,7 +69,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(*targets: str, options: tuple[str, ...] = ("--worker-kind", "thread")) -> Iterator[Running]:
+def running(*targets: str, options: tuple[str, ...] = THREADS) -> Iterator[Running]:
     """A server for as long as the block runs."""
     found = Running(*targets, options=options)
     try:
@@ -107,6 +110,30 @@ class Sender:
     def leave(self) -> None:
         """Close the connection, whatever is still to come; the next request opens another."""
         self._connection.close()
+
+
+class Visitor:
+    """A client of one door that now and then leaves before it has read its answer."""
+
+    def __init__(self, findings: Findings, port: int, dice: random.Random) -> None:
+        self.findings, self.dice = findings, dice
+        self._sender = Sender(port, dice)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._sender.leave()
+
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, str, bytes] | None:
+        """Return status, media type and body of the answer; None if it was not read."""
+        answer = self._sender.post(path, body, headers)
+        if self.dice.random() < 0.05:
+            answer.read(self.dice.randrange(200))
+            self._sender.leave()
+            self.findings.counts["left"] += 1
+            return None
+        data = answer.read()
+        self.findings.counts[str(answer.status)] += 1
+        return answer.status, answer.headers.get("content-type", ""), data
 
 
 class Asking(Protocol):
@@ -165,12 +192,41 @@ class Findings:
             if thread.is_alive():
                 self.differ(f"a client got no answer for {HANG_S:g} seconds")
 
+    def wait_for(self, left: Callable[[], object]) -> None:
+        """Wait until nothing is left in the models."""
+        end = awake() + HANG_S
+        while found := left():
+            if awake() > end:
+                self.differ("somebody is left in a model", found)
+                return
+            time.sleep(0.05)
+
     def end(self, server: Running) -> int:
         """Look into the log; returns how many differences there were."""
         if defects := server.defects():
             self.differ("a defect stands in the log", defects[-3000:])
         print(f"{self.door}: {dict(self.counts)}, {self.differences} differences", flush=True)
         return self.differences
+
+
+def left_in(server: Running) -> list[str]:
+    """The models that have requests."""
+    models = httpx.get(f"http://127.0.0.1:{server.ports['http']}/models").json()["models"]
+    return [one["name"] for one in models if one["in_flight"] or one["waiting"]]
+
+
+def fuzz_door(
+    findings: Findings,
+    target: Path,
+    time_and_seed: tuple[float, int],
+    client: Callable[[Findings, int, random.Random], Asking],
+    options: tuple[str, ...] = THREADS,
+) -> int:
+    """Have clients ask a server for a time until nobody is left in it; returns how many differences there were."""
+    with running(str(target), options=options) as server:
+        findings.run(*time_and_seed, lambda dice: client(findings, server.ports["http"], dice))
+        findings.wait_for(lambda: left_in(server))
+    return findings.end(server)
 
 
 def pick(dice: random.Random, usual: Any, *others: Any) -> Any:

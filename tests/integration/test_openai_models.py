@@ -532,6 +532,8 @@ def test_a_server_without_such_models_has_no_such_paths():
     [
         ("rerank", {"query": "a", "documents": ["right", 3]}, 400, "documents[1]"),
         ("rerank", {"query": "a", "documents": ["right", {"text": "a"}]}, 400, "documents[1]"),
+        ("rerank", {"query": "a", "documents": [3, "right"]}, 400, "documents[0]"),
+        ("rerank", {"query": "a", "documents": ["right"], "document": "b"}, 400, "document"),
         ("rerank", {"query": "a", "documents": []}, 400, "documents"),
         ("rerank", {"query": "a"}, 400, "documents"),
         ("rerank", {"query": 3, "documents": ["right"]}, 400, "query"),
@@ -543,6 +545,9 @@ def test_a_server_without_such_models_has_no_such_paths():
         ("score", {"text_1": ["a", "b"], "text_2": ["right"] * 3}, 400, "text_1"),
         ("score", {"text_1": ["a", 3], "text_2": ["right"] * 2}, 400, "text_1[1]"),
         ("score", {"text_1": "a", "text_2": ["right", None]}, 400, "text_2[1]"),
+        ("score", {"text_1": ["a", "b"], "text_2": [3, "right"]}, 400, "text_2[0]"),
+        ("score", {"text_1": "a", "text_2": ["right"], "query": "b"}, 400, "query"),
+        ("score", {"text_1": "a", "text_2": ["right", 3], "query": None, "document": None}, 400, "text_2[1]"),
         ("score", {"queries": "a", "documents": 3}, 400, "documents"),
         ("score", {"text_1": "a"}, 400, "text_2"),
         ("score", {"text_1": "a" * 20_000, "text_2": ["right"] * 2000}, 413, None),

@@ -178,9 +178,9 @@ def samples_of(path: str, asked: Asked, body: bytes) -> list[bytes]:
     elif path == RERANK:
         decoded(RANKING, body)
         documents = [_member("document", one) for one in _list("documents", asked)]
-        return _with_each(body, ["documents", "top_n", "return_documents"], documents)
+        return _with_each(body, ["documents", "top_n", "return_documents"], documents, ["document"])
     elif path == SCORE:
-        return _with_each(body, asked.pair, _pairs(asked))
+        return _with_each(body, asked.pair, _pairs(asked), ["query", "document"])
     else:
         if asked.encoding_format not in {None, "float", "base64"}:
             raise invalid("encoding_format", f"must be 'float' or 'base64', got {asked.encoding_format!r:.100}")
@@ -208,7 +208,7 @@ def _choices(asked: Asked, body: bytes) -> list[bytes]:
 def _list(name: str, asked: Asked) -> list[bytes]:
     """Return the elements of a field that has one text or several, and no tokens."""
     given: msgspec.Raw = getattr(asked, name)
-    found = _each(name, given, MAX_INPUTS)
+    found = _each(name, given, MAX_INPUTS, has_tokens=False)
     return [bytes(given)] if found is None else found
 
 
@@ -246,7 +246,7 @@ def placed(error: ForebayError, path: str, asked: Asked, number: int) -> Forebay
         if not inside.startswith(wrong):
             continue
         given = bytes(getattr(asked, name))
-        if given[:1] == b"[" and given[1:].lstrip()[:1] not in _DIGITS:
+        if given[:1] == b"[" and (path in {RERANK, SCORE} or given[1:].lstrip()[:1] not in _DIGITS):
             place += f"[{number // (asked.choices if path == COMPLETIONS else 1)}]"
         if inside == wrong and message.startswith("Expected `str`, got `array`"):
             message += "; an array here is the tokens of a text, and this model takes texts only"
@@ -263,12 +263,12 @@ def _varied(path: str, asked: Asked) -> dict[str, str]:
     }.get(path, {"prompt": "prompt"})
 
 
-def _each(name: str, given: msgspec.Raw, limit: int) -> list[bytes] | None:
+def _each(name: str, given: msgspec.Raw, limit: int, *, has_tokens: bool = True) -> list[bytes] | None:
     """Return the elements of a field that may have several texts; None if it is one text, or the tokens of one."""
     written = bytes(given)
     if not written:
         raise invalid(name, "is missing")
-    if written[:1] != b"[" or written[1:].lstrip()[:1] in _DIGITS:
+    if written[:1] != b"[" or (has_tokens and written[1:].lstrip()[:1] in _DIGITS):
         return None  # the worker says so if it is not
     try:
         return [bytes(one) for one in samples.samples_of(written, native.PARAMS["json", "json"], limit)]
@@ -295,21 +295,21 @@ def _member(name: str, value: bytes) -> bytes:
     return b'"%b":%b' % (name.encode(), value)
 
 
-def _with_each(body: bytes, names: Iterable[str], members: Sequence[bytes]) -> list[bytes]:
+def _with_each(body: bytes, names: Sequence[str], members: Sequence[bytes], foreign: Sequence[str] = ()) -> list[bytes]:
     """Return the body with each of these members in place of some fields.
 
     Raises:
+        InvalidRequest: If it has foreign fields, which only samples have.
         TooLarge: If it has too many fields for that.
     """
     at_once(json_elements(body, len(body), MAX_MEMBERS, "a body of several samples"))
     fields: dict[str, Any] = decoded(FIELDS, body)
-    name, *others = names
-    del fields[name]
-    for other in others:
-        fields.pop(other, None)
+    _refuse(foreign, fields, "is a field of samples, and none of a request")
+    for name in (*names, *foreign):
+        fields.pop(name, None)
     beside = msgspec.json.encode(fields)  # with the names of fields, which may be what is long
     if len(beside) * len(members) > MAX_COPIED_BYTES:
-        msg = f"'{name}': the other fields are too long to repeat for each of its {len(members)} elements"
+        msg = f"'{names[0]}': the other fields are too long to repeat for each of its {len(members)} elements"
         raise TooLarge(msg)
     begin = beside[:-1] + (b"," if fields else b"")
     return [b"%b%b}" % (begin, member) for member in members]
@@ -330,11 +330,15 @@ def as_chat(
     Raises:
         InvalidRequest: If it has foreign fields.
     """
-    for name in foreign:
-        if bytes(fields.get(name, b"null")) != b"null":
-            raise invalid(name, f"is a field of /v1/chat/completions, and none of {path}")
+    _refuse(foreign, fields, f"is a field of /v1/chat/completions, and none of {path}")
     kept = {name: value for name, value in fields.items() if name not in own}
     return msgspec.json.encode(kept | {name: value for name, value in found.items() if value is not None})
+
+
+def _refuse(foreign: Iterable[str], fields: Mapping[str, Any], why: str) -> None:
+    for name in foreign:
+        if bytes(fields.get(name, b"null")) != b"null":
+            raise invalid(name, why)
 
 
 def invalid(name: str, why: str) -> InvalidRequest:
