@@ -408,7 +408,7 @@ def wrong_fields(form: Form, body: dict[str, Any]) -> set[str]:
     if form is SCORE and body.keys() >= fields.keys():
         queries, documents = (len(several(body[name])) for name in fields)
         found |= {pair_of(body)[0]} if queries not in {1, documents} else set()
-    if form is MESSAGES and "messages" not in found and not said_to(form, body):
+    if form is MESSAGES and not {"messages", "system"} & found and not said_to(form, body):
         found.add("messages")
     return {called for name in found for called in CALLED.get(name, (name,))}
 
