@@ -5,6 +5,7 @@ import wave
 
 import pytest
 from tests.compat.openai_protocol.clients import KEY, PYTHON
+from tests.gen_ai_times import AFTER_FIRST, DURATION, TO_FIRST, added
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="no environment with OpenAI's client: make setup")
@@ -163,3 +164,17 @@ def test_forms_that_are_none(client, recordings):
     )
     too_long = client.ask(HEAR, model="listener", file=recordings(101))["error"]
     assert (too_long["status_code"], "2000000 bytes" in too_long["message"]) == (413, True)
+
+
+def test_opentelemetry_is_told_how_long_speech_and_transcripts_took(client, recordings):  # Issue 48
+    before = {model: client.times(model) for model in ("speaker", "listener")}
+    client.ask(SAY, **say("to be"))
+    client.ask(SAY_IN_PARTS, **say("to be fail"))
+    client.ask(HEAR, model="listener", file=recordings(1.5))
+    found = {model: added(times, client.times(model)) for model, times in before.items()}
+    assert {kind: count for kind, (count, _) in found["speaker"].items()} == {
+        (DURATION, "speech", ""): 1,
+        (DURATION, "speech", "internal"): 1,
+    }
+    kinds = {(what, "transcription", "") for what in (DURATION, TO_FIRST, AFTER_FIRST)}
+    assert {kind: count for kind, (count, _) in found["listener"].items()} == dict.fromkeys(kinds, 1)
