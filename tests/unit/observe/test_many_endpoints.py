@@ -162,6 +162,7 @@ def test_the_page_can_be_read_whatever_an_endpoint_is_called(accept):
 class Raw:
     raw = True
     has_media = False
+    in_pieces = False
     openai = ""
 
     def __init__(self):
