@@ -18,10 +18,11 @@ from forebay.serving.endpoint import Endpoint, EndpointConfig
 from forebay.types.batch import EntryBatch
 from forebay.types.call import Failure, Request
 from forebay.workers.pools.process_pool import ProcessPool
-from forebay.workers.pools.seats import Seats
+from forebay.workers.pools.seats import Seats, follow
 from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
 from forebay.workers.user_calls import joint_streams
+from forebay.workers.user_calls.joint_streams import SideBySide
 
 released = threading.Event()
 
@@ -135,3 +136,45 @@ def test_an_async_generator_that_never_ends_is_told_as_ended_and_left_behind_in_
     asyncio.run(main())
     (record,) = caplog.records
     assert record.getMessage() == "an async generator did not close within 0.02 s; abandoning it"
+
+
+def test_a_worker_that_is_told_to_stop_has_a_generator_end_first_that_takes_long(monkeypatch):
+    monkeypatch.setattr(joint_streams, "END_S", 0.001)
+    released.clear()
+    ended = []
+
+    async def slow():
+        try:
+            yield [b"1"]
+        finally:
+            await asyncio.to_thread(released.wait)
+            ended.append("slow")
+
+    class Server:
+        """Says something after each round, and lets the generator end when it has nothing to say any more."""
+
+        told = 0
+
+        def __init__(self):
+            items = [Request(body=b"", reply=print)]
+            self.says = {0: [("join", "it", items)], 1: [("heard", 1), ("leave", "it")], 2: [("heard", 2), ("stop",)]}
+
+        def receive(self, *, wait):
+            if not self.says:
+                released.set()
+            return self.says.pop(self.told, [])
+
+        def tell(self, number, told):
+            self.told = number
+
+    def watch(tell):  # as if it said something at once
+        tell()
+        return lambda: None
+
+    server = Server()
+    with asyncio.Runner() as runner:
+        steps = SideBySide(slow(), 1, wait=runner.run)
+        follow(Seats(lambda _items: steps, time.monotonic, watch=watch), server)
+        found = (server.told, [*ended])
+        released.set()  # or a thread would be waited for, where it fails
+    assert found == (2, ["slow"])

@@ -175,7 +175,7 @@ class TensorCodec:
         """Return the samples of requests that are alike, as parts of what came; None if they have to be converted."""
         name, datatype, shape, _ = items[0].params["given"][0]
         port = self._ports[name]
-        if self._given.is_record or self._convert or port.kind != "array" or port.datatype != datatype:
+        if self._given.is_record or self._convert or port.datatype != datatype:
             return None
         import numpy as np
 
