@@ -48,6 +48,13 @@ def test_a_cluster_that_is_not_there_is_said_within_ten_seconds(cli, project):
     assert words.endswith("or let forebay start Ray here: --cluster local")
 
 
+def test_models_whose_names_clash_are_refused(cli, project):
+    (project / "forebay.yaml").write_text("models: [model.py, {target: model.py, name: it/more}]\ncluster: auto\n")
+    status, words = told(cli("serve", project))
+    assert status == 2
+    assert "models 'it' and 'it/more' cannot be served together" in words
+
+
 @pytest.mark.parametrize(
     "settings, words",
     [

@@ -2,6 +2,7 @@
 """Models called `org/model`: in bodies and over gRPC as it is, in paths with `/` or `%2F`."""  # F117
 
 import json
+import signal
 import subprocess
 
 import grpc
@@ -212,7 +213,7 @@ def test_names_that_paths_could_not_tell_apart_are_not_served_together():
     def served(model):
         return serve_model(model, Overrides(worker_kind="thread"))
 
-    words = r"'org(/model)?' and 'org(/model)?' cannot share a server.*give one of them another `name`"
+    words = r"'org' and 'org/model' cannot be served together.*give one of them another `name`"
     for two in ((Whole, Part), (Part, Whole)):
         with pytest.raises(ConfigError, match=words):
             App([served(one) for one in two])
@@ -228,11 +229,32 @@ def test_a_worker_is_told_that_its_name_clashes(serve, cli, tmp_path):
     address = f"unix:{tmp_path}/door"
     server = serve("divided_names.py:Twice", "--worker-kind", "thread", "--attach", address)
     command = ["worker", f"{MODELS}/divided_names.py:Talk", "--connect", address]
-    for name, words in (("org", "'org' cannot share a server"), ("org/twice/x", "two such names joined by '/'")):
+    for name, words in (
+        ("org", "models 'org' and 'org/twice' cannot be served together"),
+        ("org/twice/x", "two such names joined by '/'"),
+    ):
         ran = cli(*command, "--name", name)
         assert ran.returncode != 0
         assert words in ran.stderr, ran.stderr
     assert asked(server, "/models/org/twice", 1) == (200, 2)
+
+
+def test_a_model_stays_that_the_new_configuration_clashes_with(serve, tmp_path):
+    (tmp_path / "iris.py").write_text(
+        "import forebay\nclass Iris(forebay.Model):\n    def predict(self, batch):\n        return batch\n"
+    )
+    file = tmp_path / "forebay.yaml"
+    file.write_text("models: [{target: iris.py, name: org}]\nworker_kind: thread\n")
+    server = serve(tmp_path)
+    file.write_text("models: [{target: iris.py, name: org/model}]\nworker_kind: thread\n")
+    server.signal(signal.SIGHUP)
+    eventually(lambda: "cannot be served together" in asked(server, "/models")[1].get("problem", ""))
+    assert asked(server, "/models/org", 1) == (200, 1)
+    assert asked(server, "/models/org/model", 1)[0] == 404
+    file.write_text("models: [{target: iris.py, name: org}]\nworker_kind: thread\n")
+    server.signal(signal.SIGHUP)
+    eventually(lambda: "problem" not in asked(server, "/models")[1])
+    assert asked(server, "/models/org", 1) == (200, 1)
 
 
 def test_folders_and_nodes_have_no_slash(cli, tmp_path):

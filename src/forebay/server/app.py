@@ -189,8 +189,8 @@ class App:
             other = next((one for one in self._models if one.startswith(f"{name}/")), None)
         if other is None:
             return ""
-        below = f"paths and nodes of '{above}' begin with '{above}/' too"
-        return f"models '{other}' and '{name}' cannot share a server, as {below}; give one of them another `name`"
+        both = f"models '{above}' and '{max(name, other, key=len)}' cannot be served together"
+        return f"{both}: paths and nodes of '{above}' begin with '{above}/' too; give one of them another `name`"
 
     def watch(self, on_change: Callable[[str], None]) -> None:
         """Call this with the name whenever an endpoint joins, leaves or is replaced while the app runs."""

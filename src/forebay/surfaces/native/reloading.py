@@ -279,6 +279,7 @@ class Reloading:
                 await self._app.load(name, version, lambda one=one: one, timeout_s=limit_s)
             except ForebayError as error:
                 self._tell(f"model '{name}' version '{version}'", error)
+                self._app.problem = self._app.clash(name) or self._app.problem  # what it clashes with stays
                 renewed.append((name, version, False))
             else:
                 self._own.add((name, version))
