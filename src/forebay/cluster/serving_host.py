@@ -19,8 +19,7 @@ from forebay.cluster.call_params import NOT_TAKEN, CallParams, read_params, requ
 from forebay.cluster.packed_values import pack_value, unpack_value
 from forebay.cluster.threaded_call import ANSWER_CURE, InputFeed, ThreadedCall, has_coroutines
 from forebay.errors import Cancelled, DeadlineExceeded, InvalidRequest, QueueFull, ServingNotFound
-from forebay.observe.logs.refusal_log import RefusalLog
-from forebay.owners.caller_link import Callee, CallerLink
+from forebay.owners.caller_link import Callee, CalleeHost
 from forebay.server.byte_budget import ByteBudget
 from forebay.serving.nx_serving import registry
 from forebay.types.call import Failure, Request
@@ -60,34 +59,20 @@ class _Call:
         self.task: asyncio.Task[None] | None = None
 
 
-class ServingHost:
-    """Takes the calls of other members; what their links have in common.
+class ServingHost(CalleeHost):
+    """Takes the calls of other members, which are programs of their own; is always up."""
 
-    Attributes:
-        links: The connections of callers.
-        is_up: Always true.
-        callers_count: Always false: callers are other programs.
-        budget: What calls and unread answers may take.
-        max_frame_bytes: Longest input that is read.
-        max_elements: The most values in a frame, or in what follows it.
-    """
+    callers_count = False
 
     def __init__(self, max_frame_bytes: int, max_elements: int) -> None:
         """Begin without servings."""
-        self.links: set[CallerLink] = set()
+        super().__init__("member", ByteBudget(), max_frame_bytes, max_elements)
         self.is_up = True
-        self.callers_count = False
-        self.budget = ByteBudget()
         self.budget.call_soon = asyncio.get_running_loop().call_soon
-        self.max_frame_bytes = max_frame_bytes
-        self.max_elements = max_elements
         self._described: Sequence[tuple[int, Any]] = []
         self._numbers: dict[str, int] = {}
-        self._callees: dict[int, Callee] = {}
-        self._highest = 0
         self._callers: dict[Any, _Caller] = {}
         self._threads = LoopThreads(HOOK_THREADS)
-        self._log = RefusalLog("member", "hung up on")
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -118,35 +103,16 @@ class ServingHost:
             await asyncio.wait_for(self._idle.wait(), grace_s)
         except TimeoutError:
             pass  # their callers are told that the link was lost
-        for link in [*self.links]:
-            link.stop()
+        self.hang_up()
         self._threads.close()
-        self._log.close()
 
     def require_params(self, params: Mapping[str, Any]) -> None:
         """Check what a caller says of a call; raises an `InvalidRequest` if it cannot be used."""
         read_params(params)
 
-    def has_named(self, number: int) -> bool:
-        """Tell whether a number ever stood for a serving."""
-        return 1 <= number <= self._highest
-
-    def callee(self, number: int) -> Callee | None:
-        """Return what answers for a number."""
-        return self._callees.get(number)
-
     def room(self, number: int) -> int:
         """Return for how many calls there is room; a serving that has none says so to each."""
         return MAX_CALLS
-
-    def row_s(self, number: int) -> float:
-        """Return 0: nobody is told when to call again."""
-        del number
-        return 0.0
-
-    def told(self, peer: tuple[str, int] | None, reason: str) -> None:
-        """Log why a caller was hung up on."""
-        self._log.refused(int(time.monotonic()), peer, reason, reason)
 
     def _submit_all(self, name: str, requests: Sequence[Request], _now: float) -> None:
         for request in requests:
@@ -173,7 +139,7 @@ class ServingHost:
             text = f"{len(caller.calls)} calls of this program are under way at the member; try again later"
             request.reply(request, Failure(QueueFull(text)))
             return
-        feed = InputFeed(request.deadline, _answer_item) if params.opens else None
+        feed = InputFeed(request.deadline, lambda item: item.reply(item, None)) if params.opens else None
         call = caller.calls[request] = _Call(params, feed)
         if params.opens:
             caller.fed[params.opens] = call
@@ -285,7 +251,3 @@ class ServingHost:
 
 def _packed(result: Any) -> list[Any]:
     return pack_value(result, "the answer", ANSWER_CURE)
-
-
-def _answer_item(item: Request) -> None:
-    item.reply(item, None)

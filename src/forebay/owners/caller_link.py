@@ -21,14 +21,16 @@ import asyncio
 import functools
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
 
 import msgspec
 
 from forebay.errors import CapacityError, ForebayError, InvalidRequest, TooLarge, Unavailable
 from forebay.observe.logs.noted_refusals import LastRefusals
+from forebay.observe.logs.refusal_log import RefusalLog
 from forebay.observe.logs.request_ids import id_of
 from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.owners.answer_frames import Answers
@@ -96,53 +98,66 @@ class Callee(msgspec.Struct, frozen=True, eq=False):
     tell: Callable[[Request, Outcome, str], object] | None = None
 
 
-class CalleeHost(Protocol):
+class CalleeHost(ABC):
     """What the links of a server, or of a member, have in common.
 
     Attributes:
+        callers_count: Whether callers count the requests of their clients themselves.
         links: All of them.
         is_up: Whether callers may be told what is there.
-        callers_count: Whether callers count the requests of their clients themselves.
         budget: What their requests and unread answers may take.
         max_frame_bytes: Longest body that is read from a caller.
         max_elements: The most values in a frame, or in what follows it.
     """
 
-    links: set[CallerLink]
-    is_up: bool
-    callers_count: bool
-    budget: ByteBudget
-    max_frame_bytes: int
-    max_elements: int
+    callers_count: ClassVar[bool]
+
+    def __init__(self, called: str, budget: ByteBudget, max_frame_bytes: int, max_elements: int) -> None:
+        """Begin without links; `called` is what the log calls a caller."""
+        self.links: set[CallerLink] = set()
+        self.is_up = False
+        self.budget = budget
+        self.max_frame_bytes = max_frame_bytes
+        self.max_elements = max_elements
+        self._callees: dict[int, Callee] = {}
+        self._highest = 0
+        self._log = RefusalLog(called, "hung up on")
 
     @property
+    @abstractmethod
     def described_on_wire(self) -> list[Any]:
         """What callers are told of all that is there, as a frame and what follows it."""
-        ...
 
+    @abstractmethod
     def require_params(self, params: Mapping[str, Any]) -> None:
-        """Check what a caller says about a body; raises an `InvalidRequest`."""
-        ...
+        """Check what a caller says about a body; raises an `InvalidRequest` if it cannot be used."""
+
+    @abstractmethod
+    def room(self, number: int) -> int:
+        """Return for how many samples there is room."""
+
+    def row_s(self, number: int) -> float:
+        """Return the seconds in which a sample of a caller is answered; 0 while there is room, or it is not told."""
+        del number
+        return 0.0
 
     def has_named(self, number: int) -> bool:
         """Tell whether a number ever stood for something."""
-        ...
+        return 1 <= number <= self._highest
 
     def callee(self, number: int) -> Callee | None:
         """Return what answers for a number; None if nothing does any more."""
-        ...
-
-    def room(self, number: int) -> int:
-        """Return for how many samples there is room."""
-        ...
-
-    def row_s(self, number: int) -> float:
-        """Return the seconds in which a sample of a caller is answered; 0 while there is room."""
-        ...
+        return self._callees.get(number)
 
     def told(self, peer: tuple[str, int] | None, reason: str) -> None:
         """Log why a caller was hung up on."""
-        ...
+        self._log.refused(int(time.monotonic()), peer, reason, reason)
+
+    def hang_up(self) -> None:
+        """End all links."""
+        for link in [*self.links]:
+            link.stop()
+        self._log.close()
 
 
 class MemberEntry(Protocol):
@@ -214,8 +229,13 @@ class _Client:
         self.release = 0
 
 
-class _Desk(ReplyToAll):
-    """The requests of one front to one model."""
+class Desk(ReplyToAll):
+    """The requests of one front to one model, and what is new about them; see `ModelAnswers`.
+
+    Attributes:
+        parts: Seats of streamed answers, and their parts.
+        results: Those of `ended`.
+    """
 
     __slots__ = ("_link", "clients", "ended", "heard", "is_new", "known", "open", "parts", "results", "returned")
 
@@ -371,9 +391,9 @@ class CallerLink(asyncio.Protocol):
         self._conversation = CallerConversation(
             callers.max_frame_bytes, callers.max_elements, callers.require_params, self
         )
-        self._desks: dict[int, _Desk] = {}
-        self._new: list[tuple[int, _Desk]] = []
-        self._numbers: dict[_Desk, int] = {}
+        self._desks: dict[int, Desk] = {}
+        self._new: list[tuple[int, Desk]] = []
+        self._numbers: dict[Desk, int] = {}
         self._is_speaking = False
         self._heartbeat: LoopHeartbeat | None = None
         self._reading: InSteps | None = None
@@ -566,19 +586,19 @@ class CallerLink(asyncio.Protocol):
             self._untaken, self._moved = (0, 0), time.monotonic()
             self._watching = asyncio.get_running_loop().call_later(LOOK_S, self._watch)
 
-    def speak(self, desk: _Desk) -> None:
+    def speak(self, desk: Desk) -> None:
         """Have what a desk has noted sent at the end of this turn."""
         self._note(desk)
         if not self._is_speaking:
             self._is_speaking = True
             asyncio.get_running_loop().call_soon(self._say)
 
-    def speak_now(self, desk: _Desk) -> None:
+    def speak_now(self, desk: Desk) -> None:
         """Send what is known, and what a desk has noted: a batch is over, and little else ends in the same turn."""
         self._note(desk)
         self._say()
 
-    def _note(self, desk: _Desk) -> None:
+    def _note(self, desk: Desk) -> None:
         if not desk.is_new:
             desk.is_new = True
             self._new.append((self._numbers[desk], desk))
@@ -689,7 +709,7 @@ class CallerLink(asyncio.Protocol):
         is_usual = self._conversation.is_taking and not self._coming and not self._lying
         return callee if is_usual and callee is not None and not callee.streams else None
 
-    def _seat_known(self, desk: _Desk, callee: Callee, told: HandedOn, body: Any, now: float) -> _Seat | None:
+    def _seat_known(self, desk: Desk, callee: Callee, told: HandedOn, body: Any, now: float) -> _Seat | None:
         """Seat a short request with params that came before; None if there is more to be looked at."""
         params = desk.known.get(told.params)
         if params is None or type(body) is not bytes or told.size != 1:
@@ -719,16 +739,14 @@ class CallerLink(asyncio.Protocol):
             request.due = request.deadline
         return request
 
-    def _desk(self, number: int) -> _Desk:
+    def _desk(self, number: int) -> Desk:
         if not self._callers.has_named(number):
             raise InvalidRequest(f"it asks for the model {number}, which was not announced to it")
-        desk = self._desks[number] = _Desk(self)
+        desk = self._desks[number] = Desk(self)
         self._numbers[desk] = number
         return desk
 
-    def _admit(
-        self, desk: _Desk, callee: Callee | None, told: HandedOn, top: int, lying: Sequence[Apart]
-    ) -> int | None:
+    def _admit(self, desk: Desk, callee: Callee | None, told: HandedOn, top: int, lying: Sequence[Apart]) -> int | None:
         """Return how long the body of a request is that may be submitted; None of one that is answered already."""
         held = self._forget(top) if self._coming else 0
         desk.heard += told.size
@@ -752,7 +770,7 @@ class CallerLink(asyncio.Protocol):
         return None
 
     def _copied(
-        self, desk: _Desk, told: HandedOn, lying: Sequence[Apart], size: int
+        self, desk: Desk, told: HandedOn, lying: Sequence[Apart], size: int
     ) -> Generator[int, None, int | None]:
         """Copy what lies in memory of the front; returns the size, or None for a request that cannot be read."""
         if (yield from self._copy(lying, self._places_of(self._numbers[desk]))):
@@ -784,7 +802,7 @@ class CallerLink(asyncio.Protocol):
         return True
 
     def _seat(
-        self, desk: _Desk, callee: Callee, told: HandedOn, body: Any, now: float, size: int
+        self, desk: Desk, callee: Callee, told: HandedOn, body: Any, now: float, size: int
     ) -> _Seat | _TensorSeat:
         params = self._conversation.params_of(told.params)
         kind = _TensorSeat if params.get("in") == TENSORS else _Seat

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -21,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.observe.logs.access_log import HANDED_ON, CallListeners, EndedCall
-from forebay.observe.logs.refusal_log import RefusalLog
-from forebay.owners.caller_link import Callee, CallerLink, MemberEntry
+from forebay.owners.caller_link import Callee, CalleeHost, CallerLink, MemberEntry
 from forebay.owners.detached_bodies import follow
 from forebay.owners.model_description import ModelDescription, WeighedModel, description_of, problem_of
 from forebay.owners.owner_pool import OwnerPool
@@ -44,19 +42,15 @@ LOOK_S: Final = 1.0
 """Time between two looks whether models have workers."""
 
 
-class Callers(Links):
-    """The fronts of a server.
+class Callers(Links, CalleeHost):
+    """The fronts of a server, each of which counts the requests of its clients; they share the budget of clients.
 
     Attributes:
-        links: Their connections.
-        is_up: Whether the server has started.
         described: Numbers and descriptions of what is served.
-        budget: What their requests and unread answers may take, together with those of clients.
         calls: Who is told of their requests.
-        callers_count: Always true: each front counts the requests of its clients.
-        max_frame_bytes: Longest body that is read from a front.
-        max_elements: The most values in a frame, or in what follows it.
     """
+
+    callers_count = True
 
     def __init__(self, app: App, max_frame_bytes: int, max_elements: int, *, is_private: bool = False) -> None:
         """Serve the models of an app to fronts.
@@ -65,23 +59,15 @@ class Callers(Links):
             is_private: Whether they are fronts of the same node process: these forward what is not handed on, so that
                 models which come and go are only asked so.
         """
+        super().__init__("front", app.byte_budget, max_frame_bytes, max_elements)
         self._is_private = is_private
-        self.callers_count = True
-        self.links: set[CallerLink] = set()
-        self.is_up = False
         self.described: list[tuple[int, WeighedModel]] = []
         self._elsewhere: dict[str, str] = {}
-        self.budget = app.byte_budget
         self.calls = here(CallListeners)
-        self.max_frame_bytes = max_frame_bytes
-        self.max_elements = max_elements
         self._app = app
         self._served: dict[int, Served] = {}
-        self._callees: dict[int, Callee] = {}
         self._known: dict[tuple[str, str], deque[tuple[int, ModelDescription]]] = {}
-        self._highest = 0
         self._is_looking = False
-        self._log = RefusalLog("front", "hung up on")
         self._looking: asyncio.TimerHandle | None = None
         app.watch(lambda _name: self._look_soon())
 
@@ -124,21 +110,11 @@ class Callers(Links):
         """Hang up."""
         if self._looking is not None:
             self._looking.cancel()
-        for link in [*self.links]:
-            link.stop()
-        self._log.close()
-
-    def has_named(self, number: int) -> bool:
-        """Tell whether a number ever stood for a model."""
-        return 1 <= number <= self._highest
+        self.hang_up()
 
     def require_params(self, params: Mapping[str, Any]) -> None:
         """Check what a front says about a body; raises an `InvalidRequest` if a worker could not read it."""
         require_params(params)
-
-    def callee(self, number: int) -> Callee | None:
-        """Return what answers for a number; None if nothing does any more."""
-        return self._callees.get(number)
 
     def room(self, number: int) -> int:
         """Return for how many samples the queue of a model has room."""
@@ -149,10 +125,6 @@ class Callers(Links):
         """Return the seconds in which a sample of a front is answered, if the queue of a model is full."""
         served = self._served.get(number)
         return 0.0 if served is None else served.endpoint.full_row_s * len(self.links)
-
-    def told(self, peer: tuple[str, int] | None, reason: str) -> None:
-        """Log why a front was hung up on."""
-        self._log.refused(int(time.monotonic()), peer, reason, reason)
 
     def _look_at_workers(self) -> None:
         self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_workers)

@@ -45,12 +45,8 @@ _DEPTH: Final = 2
 _LENGTH: Final = 8
 
 
-class Laying(Protocol):
-    """Puts bytes where the other side sees them."""
-
-    def __call__(self, data: Any, /) -> Any:
-        """Return what stands for them in a frame; None if they have to be sent."""
-        ...
+Laying = Callable[[Any], Any]
+"""Puts bytes where the other side sees them; returns what stands for them in a frame, None if they have to be sent."""
 
 
 def nowhere(_data: Any) -> None:
