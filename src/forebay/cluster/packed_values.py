@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values on their way between members: plain data and arrays of NumPy, as msgpack and raw buffers. Never pickle.
+"""Values on their way to other programs: plain data and arrays of NumPy, as msgpack and raw buffers. Never pickle.
 
 Theory of operation. A value is a list of buffers, `[index, *arrays]`. The index is msgpack, `[tree, specs]`: in the
 tree a tuple is an array that begins with the extension `TUPLE`, a `Batch` one that begins with `BATCH`, and each array
@@ -60,32 +60,33 @@ class _Index(msgspec.Struct, frozen=True, array_like=True):
     specs: Annotated[list[_Spec], msgspec.Meta(max_length=MAX_ARRAYS)]
 
 
-def pack_value(value: Any, what: str, cure: str) -> list[bytes | memoryview]:
+def pack_value(value: Any, what: str, cure: str, how: str = "sent to another program") -> list[bytes | memoryview]:
     """Return the buffers of a value. Large arrays are referred to and not copied.
 
     Args:
         value: Plain data, arrays of NumPy and batches of them.
         what: What messages call it.
         cure: How messages say that it is brought into such a form.
+        how: What they say cannot be done with it.
 
     Raises:
         InvalidRequest: It holds something else; names where and what.
     """
-    packer = _Packer(what, cure)
+    packer = _Packer(f"{what} cannot be {how}", cure)
     tree = packer.pack(value, "$", 0)
     return [msgspec.msgpack.encode(_Index(tree, packer.specs)), *packer.buffers]
 
 
-def unpack_value(buffers: Any) -> Any:
-    """Make the value that another member has packed.
+def unpack_value(buffers: Any, max_elements: int = MAX_ELEMENTS) -> Any:
+    """Make the value that another program has packed.
 
     Raises:
-        InvalidRequest: It is none, or has more of something than the constants allow.
+        InvalidRequest: It is none, or has more of something than is allowed.
     """
     found = cast("list[Any]", buffers) if isinstance(buffers, list) else []
     if not found or set(map(type, found)) - KINDS:
         raise InvalidRequest("expected a value as a list of buffers")
-    frames.require_few(found[0], MAX_ELEMENTS)
+    frames.require_few(found[0], max_elements)
     try:
         index = _INDEX.decode(found[0])
         if len(index.specs) != len(found) - 1:
@@ -97,20 +98,20 @@ def unpack_value(buffers: Any) -> Any:
     except ForebayError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError, StopIteration) as error:
-        raise InvalidRequest(f"a value of another member cannot be read: {error}") from error
+        raise InvalidRequest(f"a value of another program cannot be read: {error}") from error
     return value
 
 
 class _Packer:
-    def __init__(self, what: str, cure: str) -> None:
+    def __init__(self, failing: str, cure: str) -> None:
         self.specs: list[_Spec] = []
         self.buffers: list[bytes | memoryview] = []
-        self._what = what
+        self._failing = failing
         self._cure = cure
 
     def pack(self, value: Any, place: str, depth: int) -> Any:
         kind = cast("Any", type(value))
-        if value is None or kind is bool or kind is float or kind is str or kind is bytes:
+        if value is None or kind is bool or kind is float or kind is str or kind is bytes or kind is bytearray:
             return value
         if kind is int:
             if not _INT_MIN <= value <= _INT_MAX:
@@ -142,6 +143,8 @@ class _Packer:
         kind = find_kind(value)
         if kind is None or kind.name != "numpy" or type(value) is complex:
             raise self._refused(place, f"a {_name(value)}")
+        if len(self.specs) >= MAX_ARRAYS:
+            raise self._refused(place, f"one of more than {MAX_ARRAYS} arrays")
         import numpy as np
 
         array = np.asarray(value)
@@ -153,8 +156,8 @@ class _Packer:
 
     def _refused(self, place: str, found: str) -> InvalidRequest:
         return InvalidRequest(
-            f"{self._what} cannot be sent to another program: {place} is {found}; expected plain data and arrays of "
-            f"NumPy, in dicts, lists, tuples and Batches: {self._cure}"
+            f"{self._failing}: {place} is {found}; expected plain data and arrays of NumPy, in dicts, lists, tuples "
+            f"and Batches: {self._cure}"
         )
 
 

@@ -1,33 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entries of the store in a redis server: a hash for each run, with a time to live.
 
-Entries come back over a network, so nothing is ever unpickled: values are msgpack of plain data, and arrays are their
-type, shape and bytes. Requests fail while the server is away and succeed again when it is back.
+Entries come back over a network, so nothing is ever unpickled: values travel as between the members of a cluster.
+Requests fail while the server is away and succeed again when it is back.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from forebay.errors import BadOutcome, ConfigError, Unavailable
-
-MAX_DEPTH: Final = 32
-"""Containers within containers."""
-
-ARRAY, SCALAR, TUPLE = 1, 2, 3
-"""Codes of the msgpack extensions."""
-
-_KINDS: Final = frozenset("biufcmMSU")
-"""Kinds of numpy's types that are nothing but bytes."""
-
-_MAX_DTYPE: Final = 32
+from forebay.cluster.packed_values import pack_value, unpack_value
+from forebay.errors import BadOutcome, ConfigError, ForebayError, InvalidRequest, Unavailable
 
 T = TypeVar("T")
 
@@ -109,75 +98,22 @@ class RedisBackend:
 
 
 def encode(value: Any) -> bytes:
-    """Return plain data and arrays as bytes; raises BadOutcome naming the type of what is neither."""
+    """Return plain data and arrays as bytes; raises a `BadOutcome` that says where there is something else."""
+    cure = "a store of type 'shm' or 'file' takes all that pickle takes"
     try:
-        return msgspec.msgpack.encode(_plain(value, 0))
-    except (OverflowError, UnicodeEncodeError) as error:
+        return msgspec.msgpack.encode(pack_value(value, "a value", cure, "stored in redis"))
+    except InvalidRequest as error:
+        raise BadOutcome(error.message) from error
+    except UnicodeEncodeError as error:
         raise BadOutcome(f"a value cannot be stored in redis: {error}") from error
 
 
 def decode(data: bytes) -> Any:
-    """Return what `encode` was given; raises BadOutcome if it is something else."""
+    """Return what `encode` was given; raises a `BadOutcome` if it is something else."""
     try:
-        return msgspec.msgpack.decode(data, ext_hook=_restored)
-    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
+        return unpack_value(msgspec.msgpack.decode(data, type=list[bytes]), max_elements=len(data))
+    except (msgspec.DecodeError, ForebayError, TypeError) as error:
         raise BadOutcome(f"what redis has under this key was not written by this server: {error}") from error
-
-
-def _plain(value: Any, depth: int) -> Any:
-    if value is None or type(value) in {bool, int, float, str, bytes, bytearray}:
-        return value
-    if depth == MAX_DEPTH:
-        raise BadOutcome(f"a value cannot be stored in redis: it is nested more than {MAX_DEPTH} deep")
-    if type(value) is list:
-        return [_plain(element, depth + 1) for element in cast("list[Any]", value)]
-    if type(value) is tuple:
-        elements = [_plain(element, depth + 1) for element in cast("tuple[Any, ...]", value)]
-        return msgspec.msgpack.Ext(TUPLE, msgspec.msgpack.encode(elements))
-    if type(value) is dict:
-        found = cast("dict[Any, Any]", value)
-        if all(type(key) in {str, int} for key in found):
-            return {key: _plain(element, depth + 1) for key, element in found.items()}
-        what = "dict with keys that are neither str nor int"
-    else:
-        what = type(value).__name__
-        np = sys.modules.get("numpy")
-        if np is not None and type(value) is np.ndarray and _is_plain(value.dtype):
-            return msgspec.msgpack.Ext(ARRAY, _array(value))
-        if np is not None and isinstance(value, np.generic) and _is_plain(np.asarray(value).dtype):
-            return msgspec.msgpack.Ext(SCALAR, _array(np.asarray(value)))
-        if what == "ndarray":
-            what = f"array of {value.dtype}"
-    raise BadOutcome(
-        f"a value of type {what} cannot be stored in redis; numbers, texts, bytes, lists, dicts and arrays can, "
-        "and a store of type 'shm' or 'file' takes all that pickle takes"
-    )
-
-
-def _is_plain(dtype: Any) -> bool:
-    return dtype.kind in _KINDS and dtype.names is None
-
-
-def _array(array: Any) -> bytes:
-    header = msgspec.msgpack.encode([array.dtype.str, list(array.shape)])
-    return len(header).to_bytes(4, "big") + header + array.tobytes()
-
-
-def _restored(code: int, data: memoryview) -> Any:
-    if code == TUPLE:
-        return tuple(msgspec.msgpack.decode(data, ext_hook=_restored))
-    if code not in {ARRAY, SCALAR}:
-        raise ValueError(f"msgpack extension {code} is unknown")
-    import numpy as np
-
-    end = 4 + int.from_bytes(data[:4], "big")
-    name, shape = msgspec.msgpack.decode(data[4:end], type=tuple[str, list[int]])
-    dtype = np.dtype(name[:_MAX_DTYPE])
-    if not _is_plain(dtype) or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data) - end:
-        raise ValueError("an array does not have the size that it says")
-    array = np.frombuffer(bytearray(data[end:]), np.uint8).view(dtype) if len(data) > end else np.empty(0, dtype)
-    array = array.reshape(shape)
-    return array if code == ARRAY else array[()]
 
 
 def _client(url: str, timeout_s: float) -> Any:
