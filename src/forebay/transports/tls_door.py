@@ -4,6 +4,8 @@
 The event loop's own server knows a connection only once its handshake is done: until then it counts nowhere. Here it
 counts from the first moment and has the time that any beginning of a request has, and a client that speaks without TLS
 is told so in a form it can read. What that form is, its port knows.
+
+A port without TLS has a plain acceptor; `open_door` makes whichever is wanted.
 """
 
 from __future__ import annotations
@@ -11,16 +13,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Sized
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
-from forebay.errors import ForebayError, InvalidRequest, Unavailable
-from forebay.transports.acceptor import Acceptor
-from forebay.transports.binding import OWN, ListeningPlace
+from forebay.errors import ConfigError, InvalidRequest, Unavailable
+from forebay.transports.acceptor import Acceptor, adopting
+from forebay.transports.binding import OWN, ListeningPlace, why_not
 from forebay.workers.wire.peeking import peek
 
 if TYPE_CHECKING:
-    from forebay.server.config import GrpcConfig, HttpConfig
+    from forebay.transports.grpc.port import GrpcPort
+    from forebay.transports.http.port import HttpPort
     from forebay.workers.wire.tls_files import TlsFiles
 
 TLS_GOODBYE_S: Final = 1.0
@@ -38,38 +41,10 @@ class LateHandshake(NotTls):
     """The handshake was not over in time."""
 
 
-class TlsPort(Protocol):
-    """A port as its door sees it.
-
-    Attributes:
-        greeted: Connections whose TLS handshake is not over; they count as connections.
-    """
-
-    greeted: int
-
-    @property
-    def config(self) -> HttpConfig | GrpcConfig:
-        """How many connections there may be, and how long one may take to begin."""
-        ...
-
-    @property
-    def connections(self) -> Sized:
-        """The connections that have begun."""
-        ...
-
-    def tell(self, error: ForebayError, client: tuple[str, int] | None) -> None:
-        """Log a refusal."""
-        ...
-
-    def refuse_plain(self) -> tuple[str, bytes]:
-        """Return why a client is refused that begins without TLS, and what it is sent."""
-        ...
-
-
 class TlsDoor:
     """Listens on one address."""
 
-    def __init__(self, port: TlsPort, tls: TlsFiles, connect: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, port: HttpPort | GrpcPort, tls: TlsFiles, connect: Callable[[], asyncio.Protocol]) -> None:
         self._port = port
         self._tls = tls
         self._connect = connect
@@ -146,3 +121,37 @@ async def _answer(accepted: socket.socket, answer: bytes) -> None:
         async with asyncio.timeout(_LINGER_S):
             while left > 0 and (data := await loop.sock_recv(accepted, 65536)):
                 left -= len(data)
+
+
+async def open_door(
+    port: HttpPort | GrpcPort,
+    tls: TlsFiles | None,
+    connect: Callable[[], asyncio.Protocol],
+    place: ListeningPlace,
+    source: str,
+) -> tuple[TlsDoor | Acceptor, tuple[str, int]]:
+    """Bind the address of a port and accept; returns the door and the address.
+
+    Args:
+        tls: How it is encrypted; None if it is not.
+        source: What has set the port, for messages; see `why_not`.
+
+    Raises:
+        ConfigError: If the address cannot be bound, with the reason and the cure.
+    """
+    config, number = port.config, port.config.port or 0
+    if not 0 <= number < 1 << 16:
+        raise ConfigError(f"expected a port from 0 to 65535, got {number}")
+    door = Acceptor(adopting(connect)) if tls is None else TlsDoor(port, tls, connect)
+    try:
+        return door, await door.open(config.host, number, config.backlog, place)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(why_not(config.host, number, error, source)) from error
+
+
+async def wait_closed(port: HttpPort | GrpcPort, timeout_s: float) -> None:
+    """Wait until no connection is left; not on the data path, so looking now and then is good enough."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while port.connections or port.greeted:  # noqa: ASYNC110 - a connection closes in many ways
+                await asyncio.sleep(0.02)

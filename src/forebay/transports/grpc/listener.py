@@ -4,24 +4,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError
-from forebay.transports.acceptor import Acceptor, adopting
-from forebay.transports.binding import OWN, ListeningPlace, why_not
+from forebay.transports.binding import OWN, ListeningPlace
 from forebay.transports.grpc.connection import GrpcConnection
 from forebay.transports.grpc.heads import HeadReader
 from forebay.transports.grpc.methods import by_path
 from forebay.transports.grpc.port import GrpcPort
-from forebay.transports.tls_door import TlsDoor
+from forebay.transports.tls_door import TlsDoor, open_door, wait_closed
 from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
     from forebay.server.byte_budget import ByteBudget
     from forebay.server.config import GrpcConfig
+    from forebay.transports.acceptor import Acceptor
     from forebay.transports.grpc.forwarding import GrpcForwarding
 from forebay.transports.grpc.service import GrpcService
 
@@ -89,9 +89,6 @@ class GrpcListener:
         except ImportError as error:
             raise not_installed(error) from error
         config = self._config
-        number = config.port or 0
-        if not 0 <= number < 1 << 16:
-            raise ConfigError(f"expected a port from 0 to 65535, got {number}")
         self._health = Health([service.full_name for service in self._services], self._is_ready, self._is_model_ready)
         services = [*self._services, self._health.service()]
         if self._forwarding is not None:
@@ -101,14 +98,10 @@ class GrpcListener:
         heads = HeadReader(methods, config.api_keys, config.max_metadata_bytes, config.max_metadata_fields)
         loop = asyncio.get_running_loop()
         port = GrpcPort(config, heads, loop, self._byte_budget)
-        connect = lambda: GrpcConnection(port)  # noqa: E731
         tls = None if self._place.path else server_tls(config.certfile, config.keyfile, protocols=("h2",))
-        door = Acceptor(adopting(connect)) if tls is None else TlsDoor(port, tls, connect)
-        try:
-            self.address = await door.open(config.host, number, config.backlog, self._place)
-        except (OSError, UnicodeError) as error:
-            raise ConfigError(why_not(config.host, number, error, self._source)) from error
-        self._port, self._door = port, door
+        connect = partial(GrpcConnection, port)
+        self._door, self.address = await open_door(port, tls, connect, self._place, self._source)
+        self._port = port
         port.sweep()
         return self.address
 
@@ -124,16 +117,16 @@ class GrpcListener:
         try:
             for connection in list(port.connections):
                 connection.warn()
-            await self._wait_closed(port, min(WARNING_S, grace_s))
+            await wait_closed(port, min(WARNING_S, grace_s))
             if isinstance(door, TlsDoor):
                 door.abandon()
             for connection in list(port.connections):
                 connection.leave()
-            await self._wait_closed(port, max(grace_s - (time.monotonic() - started), 0.0))
+            await wait_closed(port, max(grace_s - (time.monotonic() - started), 0.0))
         finally:
             for connection in list(port.connections):
                 connection.give_up()
-            await self._wait_closed(port, CLOSING_S)
+            await wait_closed(port, CLOSING_S)
             for connection in list(port.connections):
                 connection.abort()
             port.stop()
@@ -141,14 +134,6 @@ class GrpcListener:
                 await self._forwarding.close()
         if port.tasks:
             await asyncio.wait(list(port.tasks), timeout=CLOSING_S)
-
-    @staticmethod
-    async def _wait_closed(port: GrpcPort, timeout_s: float) -> None:
-        """Wait until no connection is left; not on the data path, so looking now and then is good enough."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while port.connections or port.greeted:  # noqa: ASYNC110 - a connection closes in many ways
-                    await asyncio.sleep(0.02)
 
 
 def not_installed(error: ImportError, what: str = "the gRPC port", extra: str = "grpc") -> ConfigError:

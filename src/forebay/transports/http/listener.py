@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from forebay.errors import ConfigError
-from forebay.transports.acceptor import Acceptor, adopting
-from forebay.transports.binding import OWN, ListeningPlace, why_not
+from forebay.transports.binding import OWN, ListeningPlace
 from forebay.transports.http.connection import HttpConnection
 from forebay.transports.http.port import HttpPort
-from forebay.transports.tls_door import TlsDoor
+from forebay.transports.tls_door import TlsDoor, open_door, wait_closed
 from forebay.workers.wire.tls_files import server_tls
 
 if TYPE_CHECKING:
@@ -24,6 +21,7 @@ if TYPE_CHECKING:
 
     from forebay.server.byte_budget import ByteBudget
     from forebay.server.config import HttpConfig
+    from forebay.transports.acceptor import Acceptor
     from forebay.transports.http.route import Route
 
 log = logging.getLogger("forebay")
@@ -59,7 +57,6 @@ class HttpListener:
         Raises:
             ConfigError: If the TLS files cannot be used.
         """
-        self._config = config
         self._source = source
         self._place = place
         self._tls = None if place.path else server_tls(config.certfile, config.keyfile)
@@ -72,21 +69,10 @@ class HttpListener:
         Raises:
             ConfigError: If the address cannot be bound, with the reason and the cure.
         """
-        config = self._config
-        if not 0 <= config.port < 1 << 16:
-            raise ConfigError(f"expected a port from 0 to 65535, got {config.port}")
-
         connect = partial(HttpConnection, self._lane)
-        try:
-            if self._tls is not None:
-                self._door = TlsDoor(self._lane, self._tls, connect)
-            else:
-                self._door = Acceptor(adopting(connect))
-            host, port = await self._door.open(config.host, config.port, config.backlog, self._place)
-        except (OSError, UnicodeError) as error:
-            raise ConfigError(why_not(config.host, config.port, error, self._source)) from error
+        self._door, address = await open_door(self._lane, self._tls, connect, self._place, self._source)
         self._lane.start(asyncio.get_running_loop())
-        return host, port
+        return address
 
     def routes_changed(self, _name: str = "") -> None:
         """Look every request up anew."""
@@ -99,12 +85,12 @@ class HttpListener:
         if self._door is not None:
             self._door.close()
         started = time.monotonic()
-        await self._wait_closed(min(IDLE_GRACE_S, grace_s))
+        await wait_closed(lane, min(IDLE_GRACE_S, grace_s))
         if isinstance(self._door, TlsDoor):
             self._door.abandon()
         for connection in list(lane.connections):
             connection.shutdown()
-        await self._wait_closed(max(grace_s - (time.monotonic() - started), 0.0))
+        await wait_closed(lane, max(grace_s - (time.monotonic() - started), 0.0))
         if left := sum(state.owes or state.is_inside for state in (one.talk.state for one in lane.connections)):
             log.warning("the drain time is over; closing connections without their answer: %d", left)
         for connection in list(lane.connections):
@@ -115,13 +101,6 @@ class HttpListener:
         if tasks:
             await asyncio.wait(list(tasks), timeout=1.0)
         lane.stop()
-
-    async def _wait_closed(self, timeout_s: float) -> None:
-        """Wait until no connection is left; not on the data path, so looking now and then is good enough."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._lane.connections or self._lane.greeted:  # noqa: ASYNC110 - a connection closes in six ways
-                    await asyncio.sleep(0.02)
 
 
 def _quiet(app: ASGIApp) -> ASGIApp:
