@@ -90,9 +90,11 @@ class Kind(ABC):
         promoted as the library does, and those of several devices come to the device of the first.
         """
 
-    @abstractmethod
     def host(self, array: Any) -> np.ndarray[Any, Any]:
         """Return a numpy array of the same values."""
+        import numpy as np
+
+        return np.asarray(array)
 
     @abstractmethod
     def equal(self, left: Any, right: Any) -> bool:
@@ -142,11 +144,6 @@ class _Numpy(Kind):
 
         # Numbers do not change.
         return cast("Any", array.copy()) if isinstance(array, np.ndarray) else array
-
-    def host(self, array: Any) -> np.ndarray[Any, Any]:
-        import numpy as np
-
-        return np.asarray(array)
 
     def equal(self, left: Any, right: Any) -> bool:
         import numpy as np
@@ -208,11 +205,6 @@ class _Jax(Kind):
         # Nobody can write to an array of jax, but its owner may donate it, which deletes it for all who hold it.
         jax = sys.modules["jax"]
         return array if isinstance(array, jax.core.Tracer) else jax.device_put(array, may_alias=False)
-
-    def host(self, array: Any) -> np.ndarray[Any, Any]:
-        import numpy as np
-
-        return np.asarray(array)
 
     def equal(self, left: Any, right: Any) -> bool:
         return self.spec(left) == self.spec(right) and bool(sys.modules["jax"].numpy.array_equal(left, right))

@@ -23,10 +23,9 @@ import msgspec
 
 from forebay.arrays.numpy_tensors import texts_or_bytes
 from forebay.errors import ConfigError, InvalidRequest
-from forebay.runtimes.library import RunOptions, library, ordinary, runs_on_cpu
+from forebay.runtimes.library import RunOptions, Runtime, library, ordinary, runs_on_cpu
 from forebay.runtimes.signature import Signature, Value, Var
 from forebay.types.datatypes import BY_NUMPY, DATATYPES
-from forebay.types.devices import Device
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Array
@@ -58,8 +57,8 @@ class _Booster(NamedTuple):
     ignores_unknown: bool = False
 
 
-class BoostedTrees:
-    """A model of XGBoost or LightGBM."""
+class BoostedTrees(Runtime):
+    """A model of XGBoost or LightGBM: each sample goes through the trees by itself, on the CPU."""
 
     def __init__(self, model: Path, options: RunOptions) -> None:
         """Load the file and predict one sample."""
@@ -70,19 +69,11 @@ class BoostedTrees:
         found = self._booster = read(model.name, model.read_bytes())
         if options.device is not None:
             runs_on_cpu(model, "tree library", options.device)
-        self.is_shared: bool = found.is_shared
+        self.is_shared = found.is_shared
         self._codes = {name: {one: code for code, one in enumerate(each)} for name, each in found.categories.items()}
         answer = self._predicted(np.full((1, found.size), np.nan))
         output = Var("predict", "predict", BY_NUMPY[answer.dtype.name].name, answer.shape[1:], rows=-1)
         self.signature = Signature(tuple(self._input(name) for name in found.names or (_ONE_INPUT,)), (output,))
-
-    def can_run_on(self, device: Device) -> bool:
-        """Return False: trees are computed on the CPU."""
-        return False
-
-    def over_samples(self) -> str:
-        """Return an empty name: each sample goes through the trees by itself."""
-        return ""
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Predict all samples."""

@@ -121,15 +121,16 @@ class Runtime(Protocol):
     """
 
     signature: Signature
-    is_shared: bool
+    is_shared: bool = True
 
     def can_run_on(self, device: Device) -> bool:
-        """Tell whether the library installed here knows such a device."""
-        ...
+        """Tell whether the library installed here knows such a device; one that computes on the CPU alone does not."""
+        del device
+        return False
 
     def over_samples(self) -> str:
         """Name an operator that computes over all samples of a run, as far as the file tells; empty for none."""
-        ...
+        return ""
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Return the outputs of these names, in this order; whatever the library raises goes through."""

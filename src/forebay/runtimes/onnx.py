@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.arrays.numpy_tensors import texts_or_bytes
 from forebay.errors import ConfigError, InvalidRequest
-from forebay.runtimes.library import RunOptions, library, ordinary, runs_on_cpu
+from forebay.runtimes.library import RunOptions, Runtime, library, ordinary, runs_on_cpu
 from forebay.runtimes.onnx_file import read_onnx, weights_of
 from forebay.runtimes.onnx_operators import over_samples
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
@@ -24,10 +24,8 @@ _TYPES: Final = {f"tensor({name})": row.name for name, row in BY_ONNX.items()}
 _PROVIDERS: Final = {"cuda": ("CUDA",), "gpu": ("CUDA",), "tensorrt": ("Tensorrt", "CUDA")}
 
 
-class OnnxRuntime:
+class OnnxRuntime(Runtime):
     """A model in ONNX's format."""
-
-    is_shared: bool = True
 
     def __init__(self, model: Path, options: RunOptions) -> None:
         """Load the `.onnx` file."""

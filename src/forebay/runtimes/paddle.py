@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.runtimes.library import PaddleOptions, RunOptions, library, tell
+from forebay.runtimes.library import PaddleOptions, RunOptions, Runtime, library, tell
 from forebay.runtimes.signature import Signature, Value, Var
 from forebay.types.devices import Device
 
 _KNOWN: Final = ("cuda", "gpu", "tensorrt", "xpu")
 
 
-class Paddle:
-    """A model in one of Paddle's formats.
+class Paddle(Runtime):
+    """A model in one of Paddle's formats; its files are not read here, and do not tell which axes count samples.
 
     Attributes:
         has_tensorrt: Whether TensorRT takes parts of it.
     """
 
-    is_shared: bool = False
+    is_shared = False
 
     def __init__(self, files: Sequence[Path], options: RunOptions) -> None:
         """Load a folder with `__model__` and a file for each parameter, or the program and all parameters."""
@@ -73,10 +73,6 @@ class Paddle:
     def can_run_on(self, device: Device) -> bool:
         """Tell whether it is of a kind that Paddle knows."""
         return device.kind in _KNOWN
-
-    def over_samples(self) -> str:
-        """Name none: its files are not read here, and do not tell which axes count samples either."""
-        return ""
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Run it."""

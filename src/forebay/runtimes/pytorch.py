@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.runtimes.library import RunOptions, library, ordinary, runs_on_cpu
+from forebay.runtimes.library import RunOptions, Runtime, library, ordinary, runs_on_cpu
 from forebay.runtimes.signature import Signature, Value, Var, rows_and_sample
 from forebay.types.datatypes import BY_NUMPY, DATATYPES
 from forebay.types.devices import Device
@@ -45,10 +45,8 @@ class _Metadata(msgspec.Struct, frozen=True):
     inputs: list[_Port]
 
 
-class PyTorch:
+class PyTorch(Runtime):
     """A program of `torch.export` or TorchScript."""
-
-    is_shared: bool = True
 
     def __init__(self, model: Path, options: RunOptions) -> None:
         """Load the file; raises a `ConfigError` if it is not a program, or not trusted."""

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.arrays.numpy_tensors import texts_or_bytes
 from forebay.errors import ConfigError
-from forebay.runtimes.library import RunOptions, Trust, library, ordinary, runs_on_cpu
+from forebay.runtimes.library import RunOptions, Runtime, Trust, library, ordinary, runs_on_cpu
 from forebay.runtimes.signature import Signature, Value, Var
 from forebay.types.datatypes import BY_NUMPY
-from forebay.types.devices import Device
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Array
@@ -32,10 +31,13 @@ _MAX_TYPES: Final = 20
 """Untrusted types that a refusal names."""
 
 
-class ScikitLearn:
-    """A fitted estimator or pipeline; its outputs are called like its methods."""
+class ScikitLearn(Runtime):
+    """A fitted estimator or pipeline, computed on the CPU; its outputs are called like its methods.
 
-    is_shared: bool = False
+    The trial alone shows what depends on neighbours.
+    """
+
+    is_shared = False
 
     def __init__(self, model: Path, options: RunOptions) -> None:
         """Load the file and predict one sample."""
@@ -50,14 +52,6 @@ class ScikitLearn:
         self._columns = [str(name) for name in getattr(self._model, "feature_names_in_", ())]
         feeds = self._features() if self._columns else (self._single(),)
         self.signature = Signature(feeds, self._outputs(methods, {var.name: self._made(var) for var in feeds}))
-
-    def can_run_on(self, device: Device) -> bool:
-        """Return False: scikit-learn computes on the CPU."""
-        return False
-
-    def over_samples(self) -> str:
-        """Return an empty name: the trial alone shows what depends on neighbours."""
-        return ""
 
     def run(self, feed: Mapping[str, Value], fetch: Sequence[str]) -> Sequence[Value]:
         """Call the methods of these names."""

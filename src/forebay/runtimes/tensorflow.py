@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from forebay.arrays.numpy_tensors import texts_or_bytes
-from forebay.runtimes.library import RunOptions, library, ordinary, runs_on_cpu
+from forebay.runtimes.library import RunOptions, Runtime, library, ordinary, runs_on_cpu
 from forebay.runtimes.signature import Signature, Value
 
 if TYPE_CHECKING:
@@ -23,14 +23,12 @@ _OVER_SAMPLES: Final = frozenset(
 """Operations that take all that they are given together, whatever axis they are told."""
 
 
-class TensorFlow:
+class TensorFlow(Runtime):
     """One signature of a SavedModel.
 
     Attributes:
         signatures: What all that it has take and give.
     """
-
-    is_shared: bool = True
 
     def __init__(self, folder: Path, name: str, signatures: Mapping[str, Signature], options: RunOptions) -> None:
         """Load it.
