@@ -69,23 +69,7 @@ HISTOGRAMS: Final = {
     "forebay_batch_size": "Samples in a batch",
 }
 
-OWNERS: Final = frozenset(
-    {
-        "forebay_stream_parts",
-        "forebay_worker_restarts",
-        "forebay_shared_requests",
-        "forebay_waiting_requests",
-        "forebay_running_requests",
-        "forebay_waiting_samples",
-        "forebay_workers",
-        "forebay_workers_wanted",
-        "forebay_workers_unhealthy",
-        "forebay_objective_held",
-        "forebay_queue_seconds",
-        "forebay_model_seconds",
-        "forebay_batch_size",
-    }
-)
+OWNERS: Final = {*COUNTERS, *GAUGES, *HISTOGRAMS} - {"forebay_requests", "forebay_in_flight", "forebay_request_seconds"}
 """What is told of a model by the server alone that has its queue, and not by those that hand requests on to it."""
 
 FURTHER: Final = (*tenant_families.FAMILIES, *gen_ai_families.FAMILIES)
