@@ -37,7 +37,7 @@ from forebay.remote_servers.servers import PAUSE_S, Rotation, ServerAddress, par
 from forebay.surfaces.pipeline.ops.op import Op
 from forebay.surfaces.pipeline.ops.runner import OpInstances, OpRun
 from forebay.surfaces.pipeline.predictors import PredictorSettings, client_for, general_calls
-from forebay.surfaces.pipeline.protocol import general_model as general_rpc
+from forebay.surfaces.pipeline.predictors import rpc_tensors as general_rpc
 from forebay.surfaces.pipeline.protocol import tensors
 from forebay.surfaces.pipeline.protocol.messages import Response
 from forebay.workers.runner import WorkerContext

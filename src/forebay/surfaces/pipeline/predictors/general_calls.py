@@ -20,6 +20,7 @@ import msgspec
 from forebay.errors import RunnerFailed, ValidationError
 from forebay.runtimes.signature import LOD, Value, Var
 from forebay.surfaces.pipeline.predictors.descriptions import TYPES
+from forebay.surfaces.pipeline.protocol import tensors
 from forebay.types.datatypes import BY_PADDLE
 
 if TYPE_CHECKING:
@@ -27,19 +28,7 @@ if TYPE_CHECKING:
 
 PATH: Final = "/GeneralModelService/inference"
 
-FIELDS: Final[Mapping[int, str]] = {
-    0: "int64_data",
-    1: "float_data",
-    2: "int_data",
-    3: "float64_data",
-    4: "int_data",
-    5: "float_data",
-    6: "uint32_data",
-    7: "uint32_data",
-    8: "int_data",
-    9: "bool_data",
-    20: "data",
-}
+FIELDS: Final[Mapping[int, str]] = {20: "data"} | {number: field for number, (_, field) in tensors.FIELDS.items()}
 """Where the elements of each type are, if they are numbers and texts one by one."""
 CONTENT: Final[Mapping[int, str]] = {4: "<i2", 5: "<f2", 6: "<u2", 7: "u1", 8: "i1"}
 """Types whose elements are sent as bytes, in `tensor_content`; these servers look for narrow ones nowhere else."""

@@ -63,17 +63,17 @@ class GeneralModelBackend:
     def close(self) -> None:
         """Hang up."""
         for face in self._servers.connections:
-            face.close()
+            face.calls.close()
 
 
 class _Http:
     def __init__(self, endpoint: ServerAddress) -> None:
-        self._calls = HttpCalls(endpoint)
+        self.calls = HttpCalls(endpoint)
 
     def infer(self, feed: Feed, fetch: Sequence[Var], log_id: int, deadline: float) -> GeneralResponse:
         request = GeneralRequest([pack(var, value) for var, value in feed], [var.alias for var in fetch], log_id)
         body = msgspec.json.encode(request)
-        answer = self._calls.call("POST", PATH, deadline, body, {"Content-Type": "application/json"})
+        answer = self.calls.call("POST", PATH, deadline, body, {"Content-Type": "application/json"})
         if answer.status in {502, 503}:
             raise Unreachable(f"it answers {answer.status}")
         try:
@@ -82,23 +82,17 @@ class _Http:
             response = None
         if response is None or (answer.status >= 400 and not response.err_no):
             said = answer.body[:200].decode(errors="replace")
-            raise RunnerFailed(f"the model server {self._calls.endpoint.address} answers HTTP {answer.status}: {said}")
+            raise RunnerFailed(f"the model server {self.calls.endpoint.address} answers HTTP {answer.status}: {said}")
         return response
-
-    def close(self) -> None:
-        self._calls.close()
 
 
 class _Grpc:
     def __init__(self, endpoint: ServerAddress) -> None:
-        self._calls = GrpcCalls(endpoint)
+        self.calls = GrpcCalls(endpoint)
         from forebay.surfaces.pipeline.predictors import rpc_tensors
 
         self._codec = rpc_tensors
 
     def infer(self, feed: Feed, fetch: Sequence[Var], log_id: int, deadline: float) -> GeneralResponse:
         request = self._codec.encode_request(feed, fetch, log_id)
-        return self._codec.decode_response(self._calls.call(self._codec.PATH, request, deadline))
-
-    def close(self) -> None:
-        self._calls.close()
+        return self._codec.decode_response(self.calls.call(self._codec.PATH, request, deadline))

@@ -10,17 +10,42 @@ from google.protobuf.message import DecodeError
 
 from forebay.errors import RunnerFailed, ValidationError
 from forebay.surfaces.pipeline.predictors.general_calls import GeneralResponse, GeneralTensor, Output, pack
-from forebay.surfaces.pipeline.protocol import general_model as messages
+from forebay.types.proto_tables import ProtoMethod, ProtoTable
 
 if TYPE_CHECKING:
     from forebay.runtimes.signature import Feed, Value, Var
 
-PATH: Final = messages.PATH
+_PACKAGE: Final = "baidu.paddle_serving.predictor.general_model"
+PATH: Final = f"/{_PACKAGE}.GeneralModelService/inference"
+"""Of the RPC."""
+
+_TABLE: Final = ProtoTable(
+    file="general_model_service.proto",
+    package=_PACKAGE,
+    messages={
+        "Tensor": (
+            "1 int64* int64_data, 2 float* float_data, 3 int32* int_data, 4 double* float64_data, "
+            "5 uint32* uint32_data, 6 bool* bool_data, 7 float* complex64_data, 8 double* complex128_data, "
+            "9 string* data, 10 int32 elem_type, 11 int32* shape, 12 int32* lod, 13 string name, 14 string alias_name, "
+            "15 bytes tensor_content"
+        ),
+        "Request": "1 Tensor* tensor, 2 string* fetch_var_names, 3 bool profile_server, 4 uint64 log_id",
+        "ModelOutput": "1 Tensor* tensor, 2 string engine_name",
+        "Response": (
+            "1 ModelOutput* outputs, 2 int64* profile_time, 3 bool profile_server, 4 uint64 log_id, 5 int32 err_no, "
+            "6 string err_msg"
+        ),
+    },
+    services={"GeneralModelService": {"inference": ProtoMethod("Request", "Response")}},
+)
+
+Request: Final[Any] = _TABLE.classes().Request
+Response: Final[Any] = _TABLE.classes().Response
 
 
 def encode_request(feed: Feed, fetch: Sequence[Var], log_id: int) -> bytes:
     """Write a request; raises ValidationError if these messages cannot hold the type or the shape of an array."""
-    request = messages.Request(fetch_var_names=[var.alias for var in fetch], log_id=log_id % 2**64)
+    request = Request(fetch_var_names=[var.alias for var in fetch], log_id=log_id % 2**64)
     for var, value in feed:
         try:
             _fill(request.tensor.add(), var, value)
@@ -32,7 +57,7 @@ def encode_request(feed: Feed, fetch: Sequence[Var], log_id: int) -> bytes:
 def decode_response(data: bytes) -> GeneralResponse:
     """Read an answer; raises RunnerFailed if it is none."""
     try:
-        response = messages.Response.FromString(data)
+        response = Response.FromString(data)
     except DecodeError as problem:
         raise RunnerFailed(f"the model server's answer cannot be read: {problem}") from problem
     outputs = [Output(list(map(_tensor, one.tensor)), one.engine_name) for one in response.outputs]

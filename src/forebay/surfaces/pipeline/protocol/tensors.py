@@ -27,13 +27,14 @@ MAX_TENSORS: Final = 1_024
 STRING: Final = 12
 BYTES: Final = 13
 
-_FIELDS: Final = {
+FIELDS: Final = {
     number: (BY_PADDLE[number].numpy, f"{kind}_data")
     for number, kind in enumerate(
         ("int64", "float", "int", "float64", "int", "float", "uint32", "uint32", "int", "bool")
     )
 }
-_TYPES: Final = {dtype: elem_type for elem_type, (dtype, _) in _FIELDS.items()}
+"""The type of each number, and the field that its elements are in."""
+_TYPES: Final = {dtype: elem_type for elem_type, (dtype, _) in FIELDS.items()}
 _UNSUPPORTED: Final = {10: "complex64", 11: "complex128"}
 
 _NPY_MAGIC: Final = b"\x93NUMPY"
@@ -94,7 +95,7 @@ def pack(tensor: Any, name: str, value: Any, *, lod: Any = None, as_npy: bool = 
             tensor.byte_data = _npy(array)
         else:
             tensor.elem_type = elem_type
-            getattr(tensor, _FIELDS[elem_type][1]).extend(array.ravel().tolist())
+            getattr(tensor, FIELDS[elem_type][1]).extend(array.ravel().tolist())
     if lod is not None:
         tensor.lod.extend(np.asarray(lod, dtype=np.int32).ravel().tolist())
 
@@ -105,7 +106,7 @@ def _value(tensor: Any) -> Any:
         return "".join(tensor.str_data)
     if elem_type == BYTES:
         return _from_npy(tensor)
-    found = _FIELDS.get(elem_type)
+    found = FIELDS.get(elem_type)
     if found is None:
         kind = _UNSUPPORTED.get(elem_type, f"type {elem_type}")
         raise _refused(tensor, f"is of {kind}, which is not supported; {', '.join(_TYPES)}, texts and .npy bytes are")
