@@ -145,17 +145,23 @@ class _Feed:
         self._deadline = deadline
         self._calls: deque[Submission] = deque()
         self._has_begun = False
+        self._has_more = True
         self._taken = 0
 
     @property
-    def is_empty(self) -> bool:
-        return not self._calls
+    def wants(self) -> bool:
+        """Whether a further batch is to be handed in now."""
+        return self._has_more and len(self._calls) < self._ahead
 
-    def has_room(self) -> bool:
-        return len(self._calls) < self._ahead
+    @property
+    def is_over(self) -> bool:
+        return not self._calls and not self._has_more
 
-    def add(self, batch: Batch) -> None:
-        """Hand in a batch; only the first is refused if the queue has no room, later ones wait for some."""
+    def take(self, batch: Batch | None) -> None:
+        """Hand in a batch, None if there is none left; if the queue has no room, only the first one is refused."""
+        if batch is None:
+            self._has_more = False
+            return
         call = self._call(batch, self._inbox, self._deadline)
         self._partitions.submit(call, patient=self._has_begun)
         self._has_begun = True
@@ -220,23 +226,17 @@ def stream(
     """
     inbox = Inbox()
     feed = _Feed(partitions, inbox, call, ahead, deadline)
-    has_more = True
     try:
         while True:
-            while has_more and feed.has_room():
-                batch = next(batches, None)
-                if batch is None:
-                    has_more = False
-                else:
-                    feed.add(batch)
+            while feed.wants:
+                feed.take(next(batches, None))
             event = feed.poll()
             if event is not None:
                 yield event
-            elif not feed.is_empty:
-                if not (has_more and feed.has_room()):
-                    inbox.wait(feed.left_s())
-            elif not has_more:
+            elif feed.is_over:
                 return
+            elif not feed.wants:
+                inbox.wait(feed.left_s())
     finally:
         feed.close()
 
@@ -251,22 +251,16 @@ async def stream_async(
     """Yield the events of some batches, in the order of their rows; see `stream`."""
     inbox = AsyncInbox(asyncio.get_running_loop())
     feed = _Feed(partitions, inbox, call, ahead, deadline)
-    has_more = True
     try:
         while True:
-            while has_more and feed.has_room():
-                batch = await anext(batches, None)
-                if batch is None:
-                    has_more = False
-                else:
-                    feed.add(batch)
+            while feed.wants:
+                feed.take(await anext(batches, None))
             event = feed.poll()
             if event is not None:
                 yield event
-            elif not feed.is_empty:
-                if not (has_more and feed.has_room()):
-                    await inbox.wait_async(feed.left_s())
-            elif not has_more:
+            elif feed.is_over:
                 return
+            elif not feed.wants:
+                await inbox.wait_async(feed.left_s())
     finally:
         feed.close()
