@@ -57,33 +57,17 @@ _HOMES = {
     "SKIP": "forebay.graph.values",
     "Answer": "forebay.types.model_answer",
     "Batch": "forebay.arrays.array_batch",
-    "BatchMismatch": "forebay.errors",
-    "BatchResultMismatch": "forebay.errors",
-    "Cancelled": "forebay.errors",
-    "ConfigError": "forebay.errors",
     "Context": "forebay.types.context",
-    "DeadlineExceeded": "forebay.errors",
     "Failure": "forebay.types.call",
     "File": "forebay.types.file",
-    "ForebayError": "forebay.errors",
-    "InvalidRequest": "forebay.errors",
     "Last": "forebay.types.call",
     "Lazy": "forebay.arrays.lazy",
     "Media": "forebay.types.call",
     "Model": "forebay.serving.models.model",
-    "NotFound": "forebay.errors",
-    "NotPrepared": "forebay.errors",
     "Pad": "forebay.serving.models.padding",
     "Padded": "forebay.serving.models.padding",
-    "QueueFull": "forebay.errors",
-    "RequestError": "forebay.errors",
     "Serving": "forebay.serving.nx_serving.definition",
-    "ServingCrashed": "forebay.errors",
     "ServingModule": "forebay.serving.nx_serving.module",
-    "ServingNotFound": "forebay.errors",
-    "ServingStopped": "forebay.errors",
-    "Unavailable": "forebay.errors",
-    "ValidationError": "forebay.errors",
     "asgi": "forebay.surfaces.embedding.mounted",
     "batched_run": "forebay.serving.nx_serving.registry",
     "batched_run_async": "forebay.serving.nx_serving.registry",
@@ -99,6 +83,7 @@ _HOMES = {
     "start": "forebay.surfaces.embedding.started_server",
     "to_host": "forebay.arrays.tree_rows",
 }
+"""Where all else is than errors."""
 
 __all__ = [
     "SKIP",
@@ -149,10 +134,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         hint = "; a program starts a server with `forebay.start`" if name in {"run", "serve"} else ""
         raise AttributeError(f"module 'forebay' has no attribute {name!r}{hint}")
+    home = _HOMES.get(name, "forebay.errors")
     module = importlib.import_module(home)
     value = module if home == f"forebay.{name}" else getattr(module, name)
     globals()[name] = value
@@ -160,4 +145,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *__all__})
