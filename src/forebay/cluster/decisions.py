@@ -237,7 +237,7 @@ class _Draft:
     def replace_lost(self) -> None:
         """Give each run an owner whose node is there."""
         for one in list(self._owners.values()):
-            if one.node not in self._view.nodes and self._owns_elsewhere(one):
+            if one.node not in self._view.nodes and self._routes.get(one.run) != one.key:  # nobody asks it
                 del self._owners[one.key]
         for run in self._runs:
             if run.key in self._kept and self._route(run.key) is None:
@@ -337,10 +337,6 @@ class _Draft:
         if lost is not None:
             del self._owners[lost.key]
         self._routes[run] = owning.key
-
-    def _owns_elsewhere(self, lost: Owning) -> bool:
-        """Tell whether a lost owner is one that nobody asks."""
-        return self._routes.get(lost.run) != lost.key
 
     def _level(self, owning: Owning) -> Level:
         node = self._view.nodes.get(owning.node)

@@ -123,9 +123,10 @@ class RemoteCall:
                 tries.failed(slot)
                 continue
             outcome = await self._asked(slot)
-            if type(outcome) is not Failure or not _is_not_taken(outcome.error):
+            error = outcome.error if type(outcome) is Failure else None
+            if error is None or not (error.detail == NOT_TAKEN or isinstance(error, ServingStopped)):
                 return outcome
-            why = f"{member.address} {outcome.error.message}"
+            why = f"{member.address} {error.message}"
             if self.is_streamed or self._has_fed:
                 return Failure(Unavailable(f"the call was not over, and is not sent to another member: {why}"))
             tries.failed(why)
@@ -169,10 +170,6 @@ class RemoteCall:
 def _settle(taken: asyncio.Future[Any], outcome: Any) -> None:
     if not taken.done():
         taken.set_result(outcome)
-
-
-def _is_not_taken(error: ForebayError) -> bool:
-    return error.detail == NOT_TAKEN or isinstance(error, ServingStopped)
 
 
 def _nobody(_request: Request, _outcome: Any) -> None:

@@ -233,7 +233,8 @@ class Owners(Links):
         found = self._names.get(name)
         current = None if found is None else found.holder
         having = [owner for owner in self._owners.values() if owner.has(name)]
-        if having and self._is_stocked(name):
+        stock = self._app.stock
+        if having and stock is not None and stock.offer.has(name):
             self._tell_others(name, having, None)
             return None
         named = [owner for owner in having if name in owner.only]
@@ -259,9 +260,6 @@ class Owners(Links):
                     f"the owner {owner.address} has a model '{name}', and so has {other}, which serves it: give one of "
                     "them another `name`, or say which owner serves it: {owner: ADDRESS, name: NAME}"
                 )
-
-    def _is_stocked(self, name: str) -> bool:
-        return self._app.stock is not None and self._app.stock.offer.has(name)
 
     def _is_own(self, name: str) -> bool:
         versions = self._app.versions_of(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -27,16 +27,6 @@ _PATH: Final = re.compile(r"(?:(?:v2/)?models/)?(?:(?P<name>[^/]+)(?:/versions/(
 _Decoded = TypeVar("_Decoded")
 
 
-class _Face(Protocol):
-    """One server by one of the protocol's two faces."""
-
-    def metadata(self, deadline: float) -> ModelMetadata: ...
-
-    def infer(self, request: InferRequest, deadline: float) -> InferResponse: ...
-
-    def close(self) -> None: ...
-
-
 class KServeBackend:
     """A model that several servers have."""
 
@@ -52,7 +42,7 @@ class KServeBackend:
             ConfigError: If a path names no model, or a library is missing.
         """
         models = [_model(endpoint, name) for endpoint in endpoints]
-        self._servers = Servers[_Face](
+        self._servers = Servers[_Grpc | _Http](
             endpoints,
             [
                 _Grpc(endpoint, *model) if endpoint.scheme.startswith("grpc") else _Http(endpoint, *model)
@@ -89,34 +79,31 @@ class KServeBackend:
     def close(self) -> None:
         """Hang up."""
         for face in self._servers.connections:
-            face.close()
+            face.calls.close()
 
 
 class _Grpc:
     def __init__(self, endpoint: ServerAddress, model: str, version: str) -> None:
-        self._calls = GrpcCalls(endpoint)
+        self.calls = GrpcCalls(endpoint)
         self._model, self._version = model, version
 
     def metadata(self, deadline: float) -> ModelMetadata:
         request = rpc.encode_metadata_request(self._model, self._version)
-        return _read(lambda: rpc.decode_metadata(self._calls.call(rpc.METADATA, request, deadline)))
+        return _read(lambda: rpc.decode_metadata(self.calls.call(rpc.METADATA, request, deadline)))
 
     def infer(self, request: InferRequest, deadline: float) -> InferResponse:
         data = rpc.encode_request(msgspec.structs.replace(request, model=self._model, version=self._version))
-        return _read(lambda: rpc.decode_response(self._calls.call(rpc.INFER, data, deadline)))
-
-    def close(self) -> None:
-        self._calls.close()
+        return _read(lambda: rpc.decode_response(self.calls.call(rpc.INFER, data, deadline)))
 
 
 class _Http:
     def __init__(self, endpoint: ServerAddress, model: str, version: str) -> None:
-        self._calls = HttpCalls(endpoint)
+        self.calls = HttpCalls(endpoint)
         self._path = rest_client.model_path(model, version)
         self._takes_binary: bool | None = None
 
     def metadata(self, deadline: float) -> ModelMetadata:
-        answer = self._accepted(self._calls.call("GET", self._path, deadline))
+        answer = self._accepted(self.calls.call("GET", self._path, deadline))
         return _read(lambda: rest_client.decode_metadata(answer.body))
 
     def infer(self, request: InferRequest, deadline: float) -> InferResponse:
@@ -131,15 +118,12 @@ class _Http:
             self._takes_binary = False
         return self._response(answer)
 
-    def close(self) -> None:
-        self._calls.close()
-
     def _post(self, request: InferRequest, deadline: float, *, binary: bool) -> HttpAnswer:
         try:
             body, headers = rest_client.encode_request(request, binary=binary)
         except ValidationError as problem:
             raise RunnerFailed(f"this server does not accept binary tensors, and {problem.message}") from problem
-        return self._calls.call("POST", f"{self._path}/infer", deadline, body, headers)
+        return self.calls.call("POST", f"{self._path}/infer", deadline, body, headers)
 
     def _response(self, answer: HttpAnswer) -> InferResponse:
         body, length = self._accepted(answer).body, answer.headers.get(LENGTH_HEADER)
@@ -151,7 +135,7 @@ class _Http:
         said = rest_client.error_text(answer.body)
         if answer.status in _BUSY:
             raise Unreachable(f"it answers {answer.status}: {said}")
-        text = f"the model server {self._calls.endpoint.address} refuses the call: {said} (HTTP {answer.status})"
+        text = f"the model server {self.calls.endpoint.address} refuses the call: {said} (HTTP {answer.status})"
         raise RunnerFailed(text)
 
 

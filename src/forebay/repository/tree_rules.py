@@ -61,7 +61,7 @@ class TreeRules(msgspec.Struct, frozen=True, kw_only=True):
         problems: list[str] = []
         files = [file for file in files if file.path]
         if any(not file.size for file in files):  # some programs make an empty object where a folder is
-            within = {file.path[:at] for file in files for at in _slashes(file.path)}
+            within = {file.path[:at] for file in files for at, letter in enumerate(file.path) if letter == "/"}
             files = [file for file in files if file.size or file.path not in within]
         loose, folders = _by_folder(files, problems)
         taken_for = kind or self.kind
@@ -165,10 +165,6 @@ def _by_folder(
         else:
             loose[first] = file
     return list(loose.values()), folders
-
-
-def _slashes(path: str) -> list[int]:
-    return [at for at, letter in enumerate(path) if letter == "/"]
 
 
 def misplaced(revision: Revision) -> str:

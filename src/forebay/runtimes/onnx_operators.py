@@ -280,7 +280,8 @@ def _axis_after(
         along = ints.get("axis", [0])[0]
         along = along + (rank or _LONG) if along < 0 else along
         return axis if along > axis or (op != "Gather" and along < axis) else UNKNOWN
-    if op in {"Squeeze", "Unsqueeze"} or ((op.startswith("Reduce") or op in {"ArgMax", "ArgMin"}) and not _keeps(ints)):
+    reduces = op.startswith("Reduce") or op in {"ArgMax", "ArgMin"}
+    if op in {"Squeeze", "Unsqueeze"} or (reduces and not ints.get("keepdims", [1])[0]):
         axes = ints.get("axes") or ints.get("axis") or (known[1] if len(known) > 1 else None)
         if not axes or min(axes) < 0:
             return axis if axis == 0 and axes and rank and 0 not in [one + rank for one in axes] else UNKNOWN
@@ -292,7 +293,3 @@ def _axis_after(
     if op in _RECURRENT or op.startswith(("Sequence", "SplitTo", "ConcatFrom")):
         return UNKNOWN
     return told
-
-
-def _keeps(ints: Mapping[str, list[int]]) -> bool:
-    return ints.get("keepdims", [1])[0] != 0

@@ -182,7 +182,8 @@ class Voice:
             return
         fields: dict[str, Any] = self._fields
         if entries:
-            fields = {**fields, "request_ids": _ids_of(entries)}
+            # A request without an id gets one: its answer will name it.
+            fields = {**fields, "request_ids": [id_of(entry) for entry in entries[:SHOWN_IDS]]}
             if len(entries) > SHOWN_IDS:
                 fields["requests"] = len(entries)
         self._write(_bounded(line) if isinstance(line, LogLine) else line_of(line), fields)
@@ -216,11 +217,6 @@ class LocalOrigin:
         """Write a record."""
         batch = self.batch
         self._voice.say(record, None if batch is None else batch.entries)
-
-
-def _ids_of(entries: list[Any]) -> list[str]:
-    """Return the ids of requests, which get one if they have none: their answers will name it."""
-    return [id_of(entry) for entry in entries[:SHOWN_IDS]]
 
 
 def line_of(record: logging.LogRecord) -> LogLine:

@@ -53,11 +53,6 @@ class NodeSummary(msgspec.Struct, frozen=True):
     cost_s: float
     busy: float
 
-    @property
-    def run_s(self) -> float:
-        """How long a batch runs, and with it each of its requests."""
-        return (self.pre.mean + self.process.mean + self.post.mean) / 1000
-
 
 class Whole(msgspec.Struct, frozen=True):
     """A graph's own requests, from door to door.
@@ -141,7 +136,8 @@ def summarise(trace: bytes) -> Summary:
         _node(name, about.endpoints[name].slots, ran, requests.get(name, []), about.seconds)
         for name, ran in sorted(batches.items(), key=lambda item: item[1][0].pid)
     ]
-    runs = {node.name: node.run_s for node in nodes}
+    # How long a batch runs, and with it each of its requests.
+    runs = {node.name: (node.pre.mean + node.process.mean + node.post.mean) / 1000 for node in nodes}
     limits = {node.name: (node.cost_s, node.slots) for node in nodes if node.cost_s > 0 and node.slots > 0}
     bottleneck, throughput = capacity.throughput(limits) if limits else ("", 0.0)
     whole = {event.args["id"] for name, own in requests.items() if name not in batches for event in own}

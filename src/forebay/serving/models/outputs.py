@@ -75,11 +75,9 @@ def _is_known(annotation: Any) -> bool:
 
 def _is_raw_or_else(node: Any) -> bool:
     """Tell whether this is a union with JSON that is already written: msgspec takes only its other types."""
-    return isinstance(node, msgspec.inspect.UnionType) and any(map(_is_raw, node.types))
-
-
-def _is_raw(node: Any) -> bool:
-    return isinstance(node, msgspec.inspect.RawType)
+    return isinstance(node, msgspec.inspect.UnionType) and any(
+        isinstance(one, msgspec.inspect.RawType) for one in node.types
+    )
 
 
 class Held:

@@ -206,7 +206,7 @@ def read_graph(path: Path, calculators: Mapping[str, str | None]) -> GraphFile:
         raise ConfigError(f"{path}: it is more than {MAX_DEPTH} levels deep")
     for name, line in places.calculators:
         if name not in calculators:
-            raise ConfigError(f"{path}:{line}: unknown calculator '{name}'{_calculator_meant(name, calculators)}")
+            raise ConfigError(f"{path}:{line}: unknown calculator '{name}'{meant(name, calculators, 'Calculator')}")
     return _Reader(path, text, places, calculators).read()
 
 
@@ -362,13 +362,6 @@ class _Reader:
         raise ConfigError(f"{self._path}:{line}: {msg}")
 
 
-def _calculator_meant(name: str, known: Iterable[str]) -> str:
-    """Return the nearest calculator; that all names have the same end makes none of them alike."""
-    end = "Calculator"
-    hint = nearest(name.removesuffix(end).lower(), (by_lower := {one.removesuffix(end).lower(): one for one in known}))
-    return f"; did you mean '{by_lower[hint]}'?" if hint else f"; there is {', '.join(sorted(by_lower.values()))}"
-
-
 def _text(path: Path) -> str:
     try:
         raw = path.read_bytes()
@@ -384,12 +377,13 @@ def _text(path: Path) -> str:
     return text
 
 
-def meant(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about a word that nobody knows: the nearest known one, else all of them."""
-    by_lower = {name.lower(): name for name in known}
-    hint = nearest(word, by_lower)
-    return (
-        f"; did you mean '{by_lower[hint]}'?"
-        if hint
-        else f"; there is {', '.join(sorted(by_lower.values())) or 'none'}"
-    )
+def meant(word: str, known: Iterable[str], end: str = "") -> str:
+    """Return the end of a sentence about a word that nobody knows: the nearest known one, else all of them.
+
+    Args:
+        end: How all of them end, which makes none of them alike.
+    """
+    by_lower = {name.removesuffix(end).lower(): name for name in known}
+    hint = nearest(word.removesuffix(end).lower() if end else word, by_lower)
+    there = ", ".join(sorted(by_lower.values())) or "none"
+    return f"; did you mean '{by_lower[hint]}'?" if hint else f"; there is {there}"

@@ -315,10 +315,6 @@ class OpenCall:
         """Begin the method."""
         self.head.begin(self, message)
 
-    def begin_stream(self) -> None:
-        """Begin a method that takes any number of messages."""
-        self.head.begin(self)
-
     def room(self, longest: int) -> memoryview | None:
         """Return where so much of what comes next may be put, or less; None if it has to be received.
 

@@ -429,7 +429,7 @@ class Receiver:
             if head.timeout_s is not None:
                 port.expect(call, head.timeout_s)
             if head.is_stream:
-                call.begin_stream()
+                head.begin(call)
             if is_last:
                 call.close_early()
 
