@@ -22,7 +22,7 @@ from forebay.owners.wire import EndedSeat, ModelAnswers, bytes_of
 from forebay.workers.wire import frames
 
 if TYPE_CHECKING:
-    from forebay.owners.caller_link import Desk
+    from forebay.owners.caller_link import CallerDesk
 
 
 class Answers:
@@ -42,7 +42,7 @@ class Answers:
         self._following: list[Any] = []
         self._size = self._following_bytes = 0
 
-    def add(self, number: int, noted: Desk, room: int, row_s: float) -> None:
+    def add(self, number: int, noted: CallerDesk, room: int, row_s: float) -> None:
         """Add what is new of a model; frames that are long enough are sent."""
         model = self._begin(number, noted.heard, room, row_s)
         for seat, parts in noted.parts:
@@ -73,7 +73,7 @@ class Answers:
         self._size += size
         return True
 
-    def _add_each(self, model: ModelAnswers, noted: Desk) -> ModelAnswers:
+    def _add_each(self, model: ModelAnswers, noted: CallerDesk) -> ModelAnswers:
         for ended, result in zip(noted.ended, noted.results, strict=True):
             if type(result) is not bytes or len(result) > frames.LONG_BYTES:
                 ended, result = _sendable(ended, result)  # noqa: PLW2901
