@@ -17,10 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from forebay.batching.fair_lines import Charge, Flow
+from typing import Final, Protocol
 
 NOISE: Final = 0.05
 """Usual difference between the time of a batch and what is expected, as a part of that."""
@@ -78,6 +75,18 @@ class Figure:
         self.shown = 0.0
 
 
+class Payer(Protocol):
+    """A flow, which knows what a row of it takes."""
+
+    row: Figure
+
+
+class Portion(Protocol):
+    """Rows of a flow in a batch."""
+
+    rows: int
+
+
 class RowCosts:
     """The time of a batch by the flows of its rows.
 
@@ -93,7 +102,7 @@ class RowCosts:
         self._looks = 0
         """Flows that may be looked at."""
 
-    def learn(self, portions: Collection[tuple[Flow, Charge]], rows: int, seconds: float) -> None:
+    def learn(self, portions: Collection[tuple[Payer, Portion]], rows: int, seconds: float) -> None:
         """Take one executed batch into account."""
         self._looks += LOOKS
         if self._looks < len(portions) or seconds < LEAST_S:

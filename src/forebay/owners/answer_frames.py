@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,8 +21,20 @@ from forebay.owners.detached_bodies import (
 from forebay.owners.wire import EndedSeat, ModelAnswers, bytes_of
 from forebay.workers.wire import frames
 
-if TYPE_CHECKING:
-    from forebay.owners.caller_link import CallerDesk
+
+class DeskNotes(Protocol):
+    """What is new about the requests of one front to one model; see `ModelAnswers`.
+
+    Attributes:
+        parts: Seats of streamed answers, and their parts.
+        results: Those of `ended`.
+    """
+
+    heard: int
+    parts: list[tuple[int, list[Any]]]
+    ended: list[int | EndedSeat]
+    results: list[Any]
+    returned: list[int]
 
 
 class Answers:
@@ -42,7 +54,7 @@ class Answers:
         self._following: list[Any] = []
         self._size = self._following_bytes = 0
 
-    def add(self, number: int, noted: CallerDesk, room: int, row_s: float) -> None:
+    def add(self, number: int, noted: DeskNotes, room: int, row_s: float) -> None:
         """Add what is new of a model; frames that are long enough are sent."""
         model = self._begin(number, noted.heard, room, row_s)
         for seat, parts in noted.parts:
@@ -73,7 +85,7 @@ class Answers:
         self._size += size
         return True
 
-    def _add_each(self, model: ModelAnswers, noted: CallerDesk) -> ModelAnswers:
+    def _add_each(self, model: ModelAnswers, noted: DeskNotes) -> ModelAnswers:
         for ended, result in zip(noted.ended, noted.results, strict=True):
             if type(result) is not bytes or len(result) > frames.LONG_BYTES:
                 ended, result = _sendable(ended, result)  # noqa: PLW2901

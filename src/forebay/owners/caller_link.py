@@ -229,13 +229,8 @@ class _Client:
         self.release = 0
 
 
-class CallerDesk(ReplyToAll):
-    """The requests of one front to one model, and what is new about them; see `ModelAnswers`.
-
-    Attributes:
-        parts: Seats of streamed answers, and their parts.
-        results: Those of `ended`.
-    """
+class _Desk(ReplyToAll):
+    """The requests of one front to one model."""
 
     __slots__ = ("_link", "clients", "ended", "heard", "is_new", "known", "open", "parts", "results", "returned")
 
@@ -391,9 +386,9 @@ class CallerLink(asyncio.Protocol):
         self._conversation = CallerConversation(
             callers.max_frame_bytes, callers.max_elements, callers.require_params, self
         )
-        self._desks: dict[int, CallerDesk] = {}
-        self._new: list[tuple[int, CallerDesk]] = []
-        self._numbers: dict[CallerDesk, int] = {}
+        self._desks: dict[int, _Desk] = {}
+        self._new: list[tuple[int, _Desk]] = []
+        self._numbers: dict[_Desk, int] = {}
         self._is_speaking = False
         self._heartbeat: LoopHeartbeat | None = None
         self._reading: InSteps | None = None
@@ -586,19 +581,19 @@ class CallerLink(asyncio.Protocol):
             self._untaken, self._moved = (0, 0), time.monotonic()
             self._watching = asyncio.get_running_loop().call_later(LOOK_S, self._watch)
 
-    def speak(self, desk: CallerDesk) -> None:
+    def speak(self, desk: _Desk) -> None:
         """Have what a desk has noted sent at the end of this turn."""
         self._note(desk)
         if not self._is_speaking:
             self._is_speaking = True
             asyncio.get_running_loop().call_soon(self._say)
 
-    def speak_now(self, desk: CallerDesk) -> None:
+    def speak_now(self, desk: _Desk) -> None:
         """Send what is known, and what a desk has noted: a batch is over, and little else ends in the same turn."""
         self._note(desk)
         self._say()
 
-    def _note(self, desk: CallerDesk) -> None:
+    def _note(self, desk: _Desk) -> None:
         if not desk.is_new:
             desk.is_new = True
             self._new.append((self._numbers[desk], desk))
@@ -709,7 +704,7 @@ class CallerLink(asyncio.Protocol):
         is_usual = self._conversation.is_taking and not self._coming and not self._lying
         return callee if is_usual and callee is not None and not callee.streams else None
 
-    def _seat_known(self, desk: CallerDesk, callee: Callee, told: HandedOn, body: Any, now: float) -> _Seat | None:
+    def _seat_known(self, desk: _Desk, callee: Callee, told: HandedOn, body: Any, now: float) -> _Seat | None:
         """Seat a short request with params that came before; None if there is more to be looked at."""
         params = desk.known.get(told.params)
         if params is None or type(body) is not bytes or told.size != 1:
@@ -739,15 +734,15 @@ class CallerLink(asyncio.Protocol):
             request.due = request.deadline
         return request
 
-    def _desk(self, number: int) -> CallerDesk:
+    def _desk(self, number: int) -> _Desk:
         if not self._callers.has_named(number):
             raise InvalidRequest(f"it asks for the model {number}, which was not announced to it")
-        desk = self._desks[number] = CallerDesk(self)
+        desk = self._desks[number] = _Desk(self)
         self._numbers[desk] = number
         return desk
 
     def _admit(
-        self, desk: CallerDesk, callee: Callee | None, told: HandedOn, top: int, lying: Sequence[Apart]
+        self, desk: _Desk, callee: Callee | None, told: HandedOn, top: int, lying: Sequence[Apart]
     ) -> int | None:
         """Return how long the body of a request is that may be submitted; None of one that is answered already."""
         held = self._forget(top) if self._coming else 0
@@ -772,7 +767,7 @@ class CallerLink(asyncio.Protocol):
         return None
 
     def _copied(
-        self, desk: CallerDesk, told: HandedOn, lying: Sequence[Apart], size: int
+        self, desk: _Desk, told: HandedOn, lying: Sequence[Apart], size: int
     ) -> Generator[int, None, int | None]:
         """Copy what lies in memory of the front; returns the size, or None for a request that cannot be read."""
         if (yield from self._copy(lying, self._places_of(self._numbers[desk]))):
@@ -804,7 +799,7 @@ class CallerLink(asyncio.Protocol):
         return True
 
     def _seat(
-        self, desk: CallerDesk, callee: Callee, told: HandedOn, body: Any, now: float, size: int
+        self, desk: _Desk, callee: Callee, told: HandedOn, body: Any, now: float, size: int
     ) -> _Seat | _TensorSeat:
         params = self._conversation.params_of(told.params)
         kind = _TensorSeat if params.get("in") == TENSORS else _Seat

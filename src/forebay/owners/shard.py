@@ -6,17 +6,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from forebay.owners.owner_link import FLAG, OwnerLink, dialled
-from forebay.workers.wire.address import UnixAddress
+from forebay.workers.wire.address import Address, UnixAddress
 from forebay.workers.wire.redialling import MAX_PAUSE_S, REFUSED_PAUSE_S, Pauses
 from forebay.workers.wire.tls_files import TlsFiles, why_no_tls
-
-if TYPE_CHECKING:
-    from forebay.owners.owner import Owner
 
 
 class LinkOptions(msgspec.Struct):
@@ -33,6 +30,32 @@ class LinkOptions(msgspec.Struct):
     tls: TlsFiles | None
 
 
+class ShardedOwner(Protocol):
+    """The owner, as a shard sees it."""
+
+    address: Address
+
+    def make_link(self, place: str) -> OwnerLink:
+        """Return the front's end of a link."""
+        ...
+
+    async def look_up(self) -> Sequence[str]:
+        """Return the addresses that its name stands for."""
+        ...
+
+    def opened(self, link: OwnerLink) -> None:
+        """Note a connection."""
+        ...
+
+    def forget(self, link: OwnerLink) -> None:
+        """Have nothing served by a link any more."""
+        ...
+
+    def away(self, why: str, place: str) -> None:
+        """Note that an attempt to dial has failed, or that a link has ended."""
+        ...
+
+
 class Shard:
     """One address of an owner.
 
@@ -40,7 +63,7 @@ class Shard:
         host: The address; empty while it is the only one, and looked up for each attempt.
     """
 
-    def __init__(self, owner: Owner, host: str, tls: TlsFiles | None) -> None:
+    def __init__(self, owner: ShardedOwner, host: str, tls: TlsFiles | None) -> None:
         """Describe it."""
         self.host = host
         self._owner = owner
@@ -113,7 +136,10 @@ class Shard:
         problem = OSError("its name has no address")
         for host in hosts:
             try:
-                return await dialled(self._owner.address, self._tls, lambda: self._owner.make_link(self.place), host)
+                return await dialled(self._owner.address, self._tls, self._make_link, host)
             except OSError as error:
                 problem = error
         raise problem
+
+    def _make_link(self) -> OwnerLink:
+        return self._owner.make_link(self.place)

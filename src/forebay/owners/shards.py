@@ -4,18 +4,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
-
-if TYPE_CHECKING:
-    from forebay.owners.owner_pool import OwnerSlot
+from typing import Final, Protocol, TypeVar
 
 MAX_SHARDS: Final = 64
 """The most addresses of a name that are dialled."""
 
+
+class Roomy(Protocol):
+    """A way to a shard, as far as the choice among them needs it."""
+
+    @property
+    def credit(self) -> int:
+        """Samples for which it has room."""
+        ...
+
+    @property
+    def under_way(self) -> int:
+        """Samples that it was sent and has not answered."""
+        ...
+
+
+R = TypeVar("R", bound=Roomy)
 D = TypeVar("D")
 
 
-def roomiest(ways: Iterable[OwnerSlot]) -> OwnerSlot:
+def roomiest(ways: Iterable[R]) -> R:
     """Return the way with most room; of those with as much, one whose shard was sent less that is not answered."""
     return max(ways, key=lambda way: (way.credit, -way.under_way))
 

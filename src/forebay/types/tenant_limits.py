@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from forebay.errors import LimitReached, TooLarge
 from forebay.types.token_bucket import ROUNDING_S, TokenBucket
-
-if TYPE_CHECKING:
-    from forebay.types.call import Request
 
 MAX_RATE: Final = 1e9
 MINUTE_S: Final = 60.0
@@ -79,6 +76,16 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True):
     open_streams: Annotated[int, Meta(ge=1)] | None = None
 
 
+class Limited(Protocol):
+    """A request, as far as limits look at it."""
+
+    reply: Any
+
+    def limited_size(self) -> int:
+        """Return how many samples it counts for."""
+        ...
+
+
 class Allowance:
     """What is left of the limits of one tenant.
 
@@ -122,7 +129,7 @@ class Allowance:
             items.append(f'"open_streams";r={max(self._max_streams - self.streams, 0)}')
         return ", ".join(items)
 
-    def admit(self, request: Request, now: float, *, is_stream: bool) -> None:
+    def admit(self, request: Limited, now: float, *, is_stream: bool) -> None:
         """Use up what a request needs where its key was checked.
 
         Raises:

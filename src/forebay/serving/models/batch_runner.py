@@ -40,7 +40,7 @@ class BatchRunner(Runner, ABC):
 
     Attributes:
         awaits: Whether the model has functions that return something to wait for.
-        silent: Streams that got nothing in the last steps: in how many, and since when.
+        silent: Streams that got nothing in the last steps; see `Stepping`.
     """
 
     def __init__(
@@ -303,10 +303,7 @@ class BatchRunner(Runner, ABC):
         raise NotImplementedError
 
     def writer(self, asked: Sequence[Mapping[str, Any]]) -> Callable[[Sequence[Any]], Sequence[Any] | None] | None:
-        """Return what writes a part for each of these at once, or gives None where any is not certainly right.
-
-        None where there is no such thing, as where each part is to go through `postprocess`.
-        """
+        """Return what writes a part for each of these at once; see `Stepping.writer`."""
         return None
 
     @property

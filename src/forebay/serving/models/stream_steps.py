@@ -10,16 +10,13 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast, final
+from typing import Any, Final, Protocol, cast, final
 
 from forebay.errors import BadOutcome
 from forebay.types.call import Failure, Last
 from forebay.types.failures import failure_in, failure_of
 from forebay.workers.user_calls.cancel import probe
 from forebay.workers.user_calls.joint_streams import Even, Stepped
-
-if TYPE_CHECKING:
-    from forebay.serving.models.batch_runner import BatchRunner
 
 log = logging.getLogger("forebay.workers")
 
@@ -33,13 +30,55 @@ _NOTHING: Final = Stepped()
 _ENDED: Final = Stepped(None, [None])
 
 
+class Stepping(Protocol):
+    """The runner of such a model; what its coroutine functions return is waited for."""
+
+    @property
+    def silent(self) -> dict[Stream, tuple[int, float]]:
+        """Streams that got nothing in the last steps: in how many, and since when."""
+        ...
+
+    @property
+    def awaits(self) -> bool:
+        """Whether any of these may return something to wait for."""
+        ...
+
+    def step(self, states: list[Any]) -> Any:
+        """Call the model's `step`."""
+        ...
+
+    def finish(self, state: Any) -> Any:
+        """Call its `finish`, if there is one."""
+        ...
+
+    def postprocess(self, part: Any, stream: Stream) -> Any:
+        """Call its `postprocess`, if there is one; what it raises is returned as a `Failure`."""
+        ...
+
+    def write(self, part: Any, params: Mapping[str, Any]) -> Any:
+        """Return a part as it is sent to who asked with these params, or a `Failure`."""
+        ...
+
+    def writer(self, asked: Sequence[Mapping[str, Any]]) -> Callable[[Sequence[Any]], Sequence[Any] | None] | None:
+        """Return what does that with a part for each of these, or gives None where any is not certainly right.
+
+        None where there is no such thing, as where each part is to go through `postprocess`.
+        """
+        ...
+
+    @property
+    def model_name(self) -> str:
+        """How errors call the model."""
+        ...
+
+
 @final
 class Stream:
     """One stream, of one request."""
 
     def __init__(
         self,
-        runner: BatchRunner,
+        runner: Stepping,
         state: Any,
         params: Mapping[str, Any],
         told: Any,
@@ -81,7 +120,7 @@ class _SharedStep:
     """The step that streams make together; what does not change from one to the next is found out once."""
 
     def __init__(
-        self, runner: BatchRunner, streams: Sequence[Stream], wait: Callable[[Awaitable[Any]], Any] | None
+        self, runner: Stepping, streams: Sequence[Stream], wait: Callable[[Awaitable[Any]], Any] | None
     ) -> None:
         self._runner = runner
         self._streams = streams
@@ -140,7 +179,7 @@ def _last_of(parts: Sequence[Any]) -> tuple[Sequence[int], Sequence[Any]]:
     return over, [cast("Any", part).part if type(part) is Last else part for part in parts]
 
 
-def _step_of(runner: BatchRunner, stream: Stream, part: Any) -> Any:
+def _step_of(runner: Stepping, stream: Stream, part: Any) -> Any:
     """Return what a part means for its stream; something to wait for if `postprocess` is a coroutine function."""
     is_last = type(part) is Last
     if is_last:
@@ -158,7 +197,7 @@ def _step_of(runner: BatchRunner, stream: Stream, part: Any) -> Any:
     return _written(runner, made, stream, is_last=is_last)
 
 
-def _nothing(runner: BatchRunner, stream: Stream) -> Stepped:
+def _nothing(runner: Stepping, stream: Stream) -> Stepped:
     """Return what None means; where it comes again and again, an end was meant, and there would be none."""
     count, since = runner.silent.get(stream) or (0, time.monotonic())
     runner.silent[stream] = (count + 1, since)
@@ -175,11 +214,11 @@ def _nothing(runner: BatchRunner, stream: Stream) -> Stepped:
     return _NOTHING
 
 
-async def _written_async(runner: BatchRunner, made: Awaitable[Any], stream: Stream, *, is_last: bool) -> Stepped:
+async def _written_async(runner: Stepping, made: Awaitable[Any], stream: Stream, *, is_last: bool) -> Stepped:
     return _written(runner, await made, stream, is_last=is_last)
 
 
-def _written(runner: BatchRunner, part: Any, stream: Stream, *, is_last: bool) -> Stepped:
+def _written(runner: Stepping, part: Any, stream: Stream, *, is_last: bool) -> Stepped:
     if part is None:  # `postprocess` leaves it out
         return _ENDED if is_last else _NOTHING
     written = part if type(part) is Failure else runner.write(part, stream.params)

@@ -8,7 +8,7 @@ No socket and no HTTP: the HTTP faces ask for one answer at a time, the socket w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -20,8 +20,8 @@ from forebay.workers.user_calls.user_code import caught
 if TYPE_CHECKING:
     from prometheus_client import Summary
 
+    from forebay.surfaces.ventu.config import Config
     from forebay.surfaces.ventu.metrics import Metrics
-    from forebay.surfaces.ventu.model import Ventu
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -64,10 +64,38 @@ class HookFailed(msgspec.Struct, frozen=True):
 Outcome: TypeAlias = Answered | Garbled | BodyRefused | UnfitResult | HookFailed
 
 
+class ModelHooks(Protocol):
+    """What a model brings."""
+
+    max_body_bytes: ClassVar[int]
+    use_msgpack: bool
+    config: Config
+
+    def health_check(self) -> bool | None:
+        """Run the example."""
+        ...
+
+    def preprocess(self, data: Any) -> Any:
+        """Prepare one request."""
+        ...
+
+    def inference(self, data: Any) -> Any:
+        """Run one prepared request."""
+        ...
+
+    def batch_inference(self, batch: list[Any]) -> Any:
+        """Run several prepared requests; one result for each."""
+        ...
+
+    def postprocess(self, data: Any) -> Any:
+        """Finish one result."""
+        ...
+
+
 class Steps:
     """Runs the hooks in their order and takes the time of each."""
 
-    def __init__(self, hooks: Ventu, metrics: Metrics) -> None:
+    def __init__(self, hooks: ModelHooks, metrics: Metrics) -> None:
         self._hooks = hooks
         self._metrics = metrics
 

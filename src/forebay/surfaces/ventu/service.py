@@ -7,7 +7,7 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Final
 
-from forebay.surfaces.ventu.inference import HookFailed, Inference, Steps
+from forebay.surfaces.ventu.inference import HookFailed, Inference, ModelHooks, Steps
 from forebay.surfaces.ventu.media_codecs import Json, MsgPack, Serialisation
 from forebay.surfaces.ventu.metrics import Metrics
 from forebay.surfaces.ventu.openapi import document
@@ -16,7 +16,6 @@ from forebay.types.failures import without_frames, words_of
 from forebay.workers.user_calls.user_code import caught
 
 if TYPE_CHECKING:
-    from forebay.surfaces.ventu.model import Ventu
     from forebay.surfaces.ventu.schema import Schema
 
 log = logging.getLogger("ventu.service")
@@ -33,7 +32,7 @@ class Service:
         inference: From the bytes of requests to those of answers.
     """
 
-    def __init__(self, model: Ventu, request: Schema, response: Schema) -> None:
+    def __init__(self, model: ModelHooks, request: Schema, response: Schema) -> None:
         self.model = model
         self.media: Serialisation = MsgPack() if model.use_msgpack else Json()
         self.request = request
