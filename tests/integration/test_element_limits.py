@@ -14,7 +14,7 @@ from forebay.types.json_segments import LONG_BYTES
 
 MODEL = """
 import forebay
-from forebay.openai import CompletionRequest
+from forebay.openai import CompletionRequest, TranscriptionRequest
 
 
 class Sum(forebay.Model):
@@ -36,6 +36,11 @@ class Letters(forebay.Model):
 class Text(forebay.Model):
     def predict(self, batch: list[CompletionRequest]) -> list[str]:
         return ["text"] * len(batch)
+
+
+class Ear(forebay.Model):
+    def predict(self, batch: list[TranscriptionRequest]) -> list[str]:
+        return [str(one.file.size) for one in batch]
 """
 MANY = [[1.0] * 50 for _ in range(60)]
 TENSOR = {"name": "input", "datatype": "FP32", "shape": [60, 50], "data": MANY}
@@ -104,6 +109,12 @@ LONG = {
     "/models/each": (ROWS, SUMS),
     "/v2/models/sum/infer": ({"inputs": [{**TENSOR, "shape": [60, 40], "data": ROWS}]}, SUMS),
 }
+
+
+def test_a_recording_is_no_text_with_elements(server):
+    file = {"file": ("a.wav", b"[," * 3000)}
+    answer = httpx.post(f"{server.url}/v1/audio/transcriptions", data={"model": "ear"}, files=file)
+    assert (answer.status_code, answer.json()["text"]) == (200, "6000")
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
