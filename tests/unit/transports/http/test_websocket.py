@@ -3,6 +3,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from functools import partial
 
 import msgspec
@@ -141,10 +143,11 @@ def test_a_text_is_json_and_bytes_are_msgpack_or_what_a_model_of_bytes_takes(doo
 
 def test_parts_are_messages_and_an_empty_text_ends_them(doors):
     for is_raw in (False, True):
-        door = doors(waits=True, contract=Contract(streams=True, raw_output=is_raw))
+        door = doors(waits=True, contract=Contract(streams=True, raw_output=is_raw), answer_cost=True)
         socket = Socket(door).send(text(b"3"))
         released: list[None] = []
         request = door.alpha.asked[0]
+        request.cost_s = 1.0  # which is not told here
         request.on_part(b"1", partial(released.append, None))
         request.on_part(b"2", partial(released.append, None))
         assert request.on_bundle is None, "each part is a message"
@@ -216,10 +219,11 @@ def test_a_client_that_closes_or_leaves_cancels_what_runs_for_it(doors):
         (b"\x81\xff" + b"\xff" * 8, 1009),
     ],
 )
-def test_frames_that_are_none_close_it_with_a_code(doors, frames, code):
+def test_frames_that_are_none_close_it_with_a_code_and_a_line_in_the_log(doors, frames, code, caplog):
     door = doors(waits=True, max_body_bytes=1000)
     socket = Socket(door).send(text(b"0"), frames)
     assert socket.closed()[0] == code
+    assert f"192.0.2.1:7 was refused: WebSocket: {code} " in caplog.text
     assert door.alpha.gone == door.alpha.asked
     assert socket.state is LINGER
     socket.send(text(b"9"))
@@ -296,10 +300,15 @@ def test_each_message_asks_the_version_that_there_is_with_the_query_of_the_hands
 
 
 def test_without_the_library_the_answer_says_what_to_install(doors, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "forebay.transports.http.websocket", None)
+    monkeypatch.setitem(sys.modules, "forebay.transports.http.websocket", None)
     [(status, body)] = doors().connect().send(asked()).answers
     assert status == 501
     assert "pip install 'forebay[websockets]'" in json.loads(body)["error"]["message"]
+
+
+def test_nothing_of_it_is_imported_before_the_first_one():
+    script = "import sys, forebay.transports.http.listener; print([one for one in sys.modules if 'websocket' in one])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout == b"[]\n"
 
 
 def test_bytes_that_are_a_remembered_request_are_no_request_there(doors):
