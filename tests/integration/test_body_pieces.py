@@ -126,6 +126,7 @@ def test_curl_uploads_a_file(server, tmp_path):
     assert json.loads(subprocess.check_output(command, timeout=PATIENCE_S)) == ["c", 3_000_000]
 
 
+@pytest.mark.linux  # whose files tell the most memory that a process had
 def test_the_server_reads_no_more_while_the_model_is_behind(server, wire, file):
     piece, count, sent = b"a" * (1 << 16), 320, 0
 
@@ -136,8 +137,8 @@ def test_the_server_reads_no_more_while_the_model_is_behind(server, wire, file):
             sent += 1
         wire.send(END)
 
-    before = start_peak(server.process.pid)
     begin_with(wire, "waiting", file)
+    before = start_peak(server.process.pid)
     sending = threading.Thread(target=send)
     sending.start()
 
