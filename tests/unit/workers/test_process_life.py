@@ -6,7 +6,9 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +81,11 @@ def test_the_birth_of_a_process_is_told_by_ps_where_there_is_no_proc():
         assert told is not None
         assert before - 2 <= told <= time.time() + 2  # seconds, and here `ps` rounds them
     assert process_life._told_birth(process.pid) is None
+
+
+def test_a_process_finds_its_open_files():
+    with tempfile.TemporaryFile() as file:
+        assert str(file.fileno()) in {one.name for one in Path(process_life.OPEN_FILES).iterdir()}
 
 
 def test_a_process_whose_end_cannot_be_watched_is_not_left_running(monkeypatch, process):
