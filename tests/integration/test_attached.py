@@ -30,7 +30,7 @@ from forebay.workers.wire.worker_connection import WorkerConnection, WorkerRefus
 
 ROOT = Path(__file__).parents[2]
 OTHER = ROOT / ".venv/environments/other/bin/python"
-OTHER_NUMPY = "1.26.4" if sys.version_info < (3, 13) else "2.1.0"
+OTHER_NUMPY = "1.26.4" if sys.version_info < (3, 13) else "2.1.0" if sys.version_info < (3, 14) else "2.3.2"
 RUN = "import sys; from forebay.cli.main import main; sys.exit(main())"
 
 MODEL = """
