@@ -164,6 +164,7 @@ def test_a_stream_is_of_one_text(server):
         ("writes", {"text_input": {}}, 400, "tensor 'text_input': expected a list of BYTES"),
         ("shouts", {"text_input": 1}, 400, "tensor 'text_input': expected a list of BYTES"),
         ("shouts", {"text_input": []}, 400, "input 'text_input': expected the shape [-1], got [0]"),
+        ("shouts", {"text_input": [["a"]]}, 400, "input 'text_input': expected one element or a flat list of all"),
         ("shouts", {"text": "a"}, 400, "the call has no inputs; the model takes 'text_input'"),
         ("writes", {"text_input": "a", "loud": "no"}, 400, "tensor 'loud': expected a list of BOOL"),
         ("writes", {"text_input": "a", "max_tokens": [[1]]}, 400, "input 'max_tokens'"),

@@ -31,6 +31,7 @@ def test_every_method_that_is_called_is_told_of():
     [
         (lambda self, kind: True, r"healthy\(self, kind\) is called without arguments"),
         (lambda self: (yield True), r"healthy is a generator"),
+        (property(lambda self: True), r"healthy is a property; make it a method"),
     ],
 )
 def test_what_says_how_a_model_is_can_be_called(hook, told):

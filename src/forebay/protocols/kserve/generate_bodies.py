@@ -115,6 +115,8 @@ def encode_answer(response: InferResponse) -> bytes:
 def _tensor(port: TensorMetadata, field: Field) -> Tensor:
     if field.elements is None:
         return Tensor(port.name, port.datatype, _shape(port, 1), b"".join((b"[", field.value, b"]")), is_json=True)
+    if bytes(field.value[1:_SHORT_LIST]).lstrip().startswith(b"["):
+        raise ValidationError(f"input '{port.name}': expected one element or a flat list of all, got lists in a list")
     return Tensor(port.name, port.datatype, _shape(port, field.elements), field.value, is_json=True)
 
 

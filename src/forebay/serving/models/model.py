@@ -278,6 +278,8 @@ def _settings_of(model: type[Model], *, one_input: bool) -> ModelSettings:
 def _has_health(model: type[Model]) -> bool:
     """Tell whether a model says how it is, and check that it can be asked."""
     function = getattr(model, "healthy", None)
+    if isinstance(function, property):
+        raise ConfigError(f"{model.__qualname__}.healthy is a property; make it a method: leave out @property")
     if not callable(function):
         return False
     check_called_bare(model, "healthy")
