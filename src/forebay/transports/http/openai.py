@@ -9,7 +9,7 @@ makes one answer of what comes back. Both lanes take this route as they take any
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -432,6 +432,7 @@ class _OpenAiRoute(Route):
             elements=config.elements,
         )
         self._names = models.names
+        self.frames_parts = False  # they are events already, or audio
         self._door = models.door
 
     def read_head(self, headers: Iterable[tuple[bytes, bytes]], query: bytes = b"", *, in_query: bool = False) -> Head:
@@ -459,16 +460,6 @@ class _OpenAiRoute(Route):
     def fault(self, error: ForebayError, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         """Return status, headers and body of an answer that is an error."""
         return fault(error, request_id, self._door.targets[0])
-
-    def part(self, part: bytes, request: Request) -> bytes:
-        """Return a part of a streamed answer as it is sent: it was made of events."""
-        del request
-        return part
-
-    def bundle(self, parts: Sequence[bytes], request: Request) -> bytes:
-        """Return several of them."""
-        del request
-        return b"".join(parts)
 
     def cost_event(self, cost: bytes) -> bytes:
         """Write what a stream has cost, as a comment after its end."""

@@ -65,6 +65,7 @@ class Route:
         passes_bytes: A body of this length cannot have more of them.
         show_failures: Whether clients are told what a model raised; None for those that may be its author.
         unpacks: Whether packed bodies are unpacked; who takes any bytes gets them as they come.
+        frames_parts: Whether parts of a stream become events; otherwise they are sent as they are.
     """
 
     head_class: ClassVar[type[Head]] = Head
@@ -92,6 +93,7 @@ class Route:
         self.is_simple = not (contract.batchable or contract.streams or contract.has_context)
         self.contract = served.contract
         self.unpacks = not contract.raw_input
+        self.frames_parts = not contract.raw_output
         self.max_body_bytes = max_body_bytes
         self.elements = elements
         self.passes_bytes = min(elements.tensors, elements.elsewhere)
@@ -316,12 +318,12 @@ class Route:
     def part(self, part: Any, request: Request) -> bytes:
         """Return a part of the streamed answer to a request as it is sent."""
         del request
-        return part if self.contract.raw_output else native.event(part)
+        return native.event(part) if self.frames_parts else part
 
     def bundle(self, parts: Sequence[Any], request: Request) -> bytes:
         """Return several parts of the streamed answer to a request as they are sent."""
         del request
-        return b"".join(parts) if self.contract.raw_output else native.event(b"\n\ndata: ".join(parts))
+        return native.event(b"\n\ndata: ".join(parts)) if self.frames_parts else b"".join(parts)
 
     def cost_event(self, cost: bytes) -> bytes:
         """Write the end of a streamed answer that says what it has cost; nothing where parts are bytes as they are."""
