@@ -14,6 +14,7 @@ from tests.conftest import MODELS
 from tests.integration.kserve.test_clients import PYTHON as TRITON
 from tests.integration.kserve.test_clients import address_of
 from tests.waiting import PATIENCE_S, eventually
+from websockets.sync.client import connect
 
 import forebay
 from forebay.errors import ConfigError
@@ -76,6 +77,15 @@ def test_a_path_has_the_slash_plainly_or_encoded(server, name):
         assert answer(f"/v1/models/{name}{below}/metadata")["model_spec"]["name"] == "org/twice"
         assert answer(f"/models/{name}{below}")["name"] == "org/twice"
     assert answer(f"/models/{name}/")["version"] == "1"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_websocket_is_opened_at_it(server, name):
+    address = f"{server.url.replace('http', 'ws', 1)}/models/{name}"
+    with connect(address, open_timeout=PATIENCE_S, close_timeout=PATIENCE_S) as socket:
+        for number in (1, 2):
+            socket.send(str(number))
+            assert socket.recv(PATIENCE_S) == str(2 * number)
 
 
 def test_a_name_that_looks_like_a_path_is_a_name_where_it_is_served(server):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
@@ -52,6 +53,7 @@ MAX_AT_ONCE: Final = 64
 """How many requests of one client are read in a turn of the loop, and those of a piece more."""
 MAX_CHUNKS_AT_ONCE: Final = 1024
 """How many chunks of a body: each of one byte costs as much as one of many."""
+_SLASH: Final = re.compile(rb"%2[Ff]")
 
 
 class ReadingConnection(AnsweringConnection):
@@ -274,7 +276,9 @@ class ReadingConnection(AnsweringConnection):
         problem = lane.hosts.problem(host)
         if b"#" in self.url:
             raise NotHttp("the target of a request has no fragment")
-        target, _, query = self.url.partition(b"?")
+        target, mark, query = self.url.partition(b"?")
+        if b"%2" in target and (plain := _SLASH.sub(b"/", target)) in lane.routes:
+            target, self.url = plain, plain + mark + query
         route = lane.routes.get(target)
         is_fast = method == b"POST" and not (lane.config.cors_origins and any(name == b"origin" for name, _ in headers))
         opens = upgrades and version == "1.1" and method == b"GET" and self._asks_for_socket(target)
