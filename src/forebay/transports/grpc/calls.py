@@ -20,7 +20,6 @@ from forebay.transports.grpc.messages import STEP_BYTES, BadMessage, MessageBuff
 from forebay.transports.grpc.service import Piece, named_in, parent_in
 from forebay.transports.grpc.states import CALLS, DECIDE, END_STREAM, HALF_CLOSED, RECEIVING, CallState
 from forebay.transports.grpc.statuses import Status
-from forebay.transports.grpc.windows import STREAM_WINDOW
 from forebay.transports.rate_limit_fields import rate_limit_fields
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class OpenCall:
     _held = 0
     _kept = 0
     _queued = 0
-    _allowed = STREAM_WINDOW
+    _allowed = frames.STREAM_WINDOW
 
     def __init__(self, connection: GrpcConnection, stream: int, head: CallHead, window: int, epoch: int) -> None:
         self.stream = stream
@@ -518,8 +517,8 @@ class OpenCall:
         if self.state.is_half_closed or self.state.is_done:
             return
         held = len(self._inbox) if self._inbox is not None and self.head.is_stream and self._arrival is None else 0
-        more = STREAM_WINDOW - held - self._allowed
-        if more >= STREAM_WINDOW // 2:
+        more = frames.STREAM_WINDOW - held - self._allowed
+        if more >= frames.STREAM_WINDOW // 2:
             self._allowed += more
             self._connection.send(frames.window_update(self.stream, more))
 

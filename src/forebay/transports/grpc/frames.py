@@ -24,6 +24,10 @@ MAX_FRAME_BYTES: Final = (1 << 24) - 1
 MAX_WINDOW: Final = (1 << 31) - 1
 FIRST_WINDOW: Final = (1 << 16) - 1
 """Every window before anything was said about it."""
+STREAM_WINDOW: Final = 4 * 1024 * 1024
+"""How much a client may send of one call before it was taken."""
+CONNECTION_WINDOW: Final = 16 * 1024 * 1024
+"""The same of all calls of a connection."""
 MAX_STREAM: Final = (1 << 31) - 1
 
 # Kinds of frames. Plain numbers: comparing members of an enumeration would cost more than the frame.

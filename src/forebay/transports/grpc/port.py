@@ -19,8 +19,8 @@ from forebay.transports.grpc.calls import NEVER, OpenCall
 from forebay.transports.grpc.frame_guesses import FrameRooms
 from forebay.transports.grpc.frames import MIN_FRAME_BYTES
 from forebay.transports.grpc.heads import MAX_GUESSES, HeadReader
-from forebay.transports.grpc.http1_refusals import NEEDS_TLS
 from forebay.transports.grpc.messages import PREFIX_BYTES
+from forebay.transports.grpc.refusals import NEEDS_TLS
 from forebay.transports.grpc.statuses import Status
 from forebay.transports.reading_turns import turns_of
 from forebay.transports.refusal_pacing import RefusalLine

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.transports.grpc import frames, statuses
 from forebay.transports.grpc.calls import OpenCall, ended
 from forebay.transports.grpc.control_frames import ControlFrames
-from forebay.transports.grpc.frames import ConnectionFault, Reason, StreamFault
+from forebay.transports.grpc.frames import CONNECTION_WINDOW, STREAM_WINDOW, ConnectionFault, Reason, StreamFault
 from forebay.transports.grpc.heads import CallHead, Malformed, check_trailers
 from forebay.transports.grpc.hpack import BadBlock, Decoder, HeaderBlockTooLarge
-from forebay.transports.grpc.http1_refusals import NEEDS_HTTP_2
 from forebay.transports.grpc.messages import PREFIX_BYTES
+from forebay.transports.grpc.refusals import NEEDS_HTTP_2
 from forebay.transports.grpc.remembered_calls import MAX_HEADS, UsualCalls
 from forebay.transports.grpc.states import HALF_CLOSED
 from forebay.transports.grpc.statuses import Status
-from forebay.transports.grpc.windows import CONNECTION_WINDOW, STREAM_WINDOW
 
 if TYPE_CHECKING:
     from forebay.transports.grpc.abuse_limits import Manners

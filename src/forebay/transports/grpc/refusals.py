@@ -2,6 +2,10 @@
 """What calls are told that came to a full queue: the same for many of them, so it is written once for all.
 
 When they are told is up to `refusal_pacing.py`.
+
+Clients that speak something else than the port does are sent an answer of HTTP/1, which most can read. A client of gRPC
+that gets it gives up at once and says so. A GOAWAY would tell it that the port speaks HTTP/2, and it would connect
+again without a pause.
 """
 
 from __future__ import annotations
@@ -44,3 +48,13 @@ def pushback(retry_at: float, deadline: float, now: float) -> bytes:
     """Return the field of trailers that says in how many milliseconds to try again; -1 if the call were over then."""
     milliseconds = milliseconds_until(retry_at, now) if retry_at < deadline else -1
     return literal(b"grpc-retry-pushback-ms", b"%d" % milliseconds)
+
+
+def _refusal(sentence: str) -> bytes:
+    body = sentence.encode() + b"\n"
+    head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return head % len(body) + body
+
+
+NEEDS_HTTP_2: Final = _refusal("this port speaks gRPC, which needs HTTP/2")
+NEEDS_TLS: Final = _refusal("this port speaks gRPC over TLS, and a client came without TLS")
