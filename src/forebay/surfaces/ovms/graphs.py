@@ -21,9 +21,8 @@ from forebay.surfaces.ovms.graph_pbtxt import meant
 from forebay.surfaces.ovms.handlers import HandlerRunner, Modules
 from forebay.surfaces.ovms.linked_graph import GraphLayout, InferenceNode
 from forebay.surfaces.ovms.linker import read_layout
-from forebay.surfaces.ovms.model_nodes import InferenceRunner, SharedModels
+from forebay.surfaces.ovms.model_nodes import InferenceRunner, PassingRunner, SharedModels
 from forebay.surfaces.ovms.model_versions import ModelEntry
-from forebay.surfaces.ovms.pass_through_nodes import PassingRunner
 from forebay.workers.pools.threads import ThreadPool
 from forebay.workers.runner import Runner, RunnerSpec
 

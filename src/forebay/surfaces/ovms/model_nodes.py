@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that run a model of the server's: OpenVINO, in this process, loaded once however many nodes use it."""
+"""Nodes that run a model of the server's: OpenVINO, in this process, loaded once however many nodes use it.
+
+A node between an input and an output of a graph only reads its tensor.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
+from forebay.arrays.numpy_tensors import as_json, as_raw
 from forebay.errors import ForebayError, InvalidRequest, ModelError, RunnerFailed
 from forebay.graph.values import Outputs
 from forebay.runtimes.library import OpenVinoOptions, RunOptions, accelerator
@@ -17,8 +21,9 @@ from forebay.runtimes.openvino import OpenVino
 from forebay.runtimes.signature import Value, Var
 from forebay.runtimes.trial import SharedFile, Trial, TrialLimits, tried
 from forebay.server.config import Overrides
+from forebay.surfaces.ovms.handlers import UNARY
 from forebay.surfaces.ovms.model_versions import ModelEntry, StoredModels
-from forebay.surfaces.ovms.stream_values import ExecutionFailed, as_array
+from forebay.surfaces.ovms.stream_values import ExecutionFailed, as_array, wants_in_json
 from forebay.surfaces.ovms.tensor_checks import Ports, bound
 from forebay.workers.runner import Runner, WorkerContext
 from forebay.workers.user_calls.user_code import attempt, caught
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     from forebay.surfaces.ovms.linked_graph import InferenceNode
     from forebay.types.call import Item, Outcome
     from forebay.types.devices import Device
+    from forebay.types.tensor import Tensor
 
 
 _Key: TypeAlias = "tuple[Path, str, OpenVinoOptions, tuple[StoredFile, ...]]"
@@ -182,3 +188,30 @@ class InferenceRunner(Runner):
             raise ExecutionFailed(f"{self._where}: {error.message}") from error
         found: dict[str, Any] = {port: value.array for port, value in zip(self._ports.fetches, values, strict=True)}
         return Outputs(found)
+
+
+class PassingRunner(Runner):
+    """Runs a node between an input and an output, which reads its tensor, so that no answer holds an unchecked one.
+
+    Bodies are one packet by its port, and results are tensors.
+    """
+
+    def __init__(self, called: str) -> None:
+        """Say what answers call the tensor."""
+        self._called = called
+
+    def run(self, items: Sequence[Item]) -> Sequence[Outcome]:
+        """Read each tensor, and write what one answer wants in JSON."""
+        return [attempt(self._read, item) for item in items]
+
+    def _read(self, item: Item) -> Tensor:
+        """Return a tensor as its answer holds it.
+
+        Raises:
+            ValidationError: If its JSON is none of its type and shape.
+            InvalidRequest: If its answer wants JSON, which cannot say it.
+        """
+        (tensor,) = item.body.values()
+        params = item.params
+        raw = as_raw(tensor)
+        return as_json(raw) if params.get(UNARY) and wants_in_json(self._called, params) else raw
