@@ -10,14 +10,15 @@ lost. The same holds for a node that runs something and has no host yet, because
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal, TypedDict, cast
 from urllib.parse import urlsplit
 
 from forebay.cluster.deployment import ClusterState, newest, read_state
 from forebay.cluster.host import Host, NodeReport
-from forebay.cluster.node_dials import NodeDials, Place
 from forebay.cluster.node_plan import LOOPBACK
 from forebay.cluster.ray_library import ray_library
 
@@ -26,6 +27,16 @@ SILENT_S: Final = 2.0
 START_S: Final = 60.0
 """How long the others wait for a host that has to start first."""
 
+DIAL_S: Final = 1.0
+"""How long one place may take to answer. A machine that is there refuses at once where no process listens."""
+NODE_S: Final = 2.0
+"""How long all places of a node may take."""
+AGAIN_S: Final = 1.0
+"""How long an answer holds before the node is dialled again."""
+THREADS: Final = 64
+"""Nodes that are dialled at a time."""
+
+Place = tuple[str, int]
 Step = Literal["kept", "begin", "report"]
 
 
@@ -247,3 +258,36 @@ def _places_of(handle: HostHandle, state: ClusterState) -> list[Place]:
         front = urlsplit(handle.report.front)
         places = [(front.hostname or "", front.port or 0)]
     return places
+
+
+class NodeDials:
+    """Dials nodes that no host speaks for, and remembers for a moment which of them answered."""
+
+    def __init__(self) -> None:
+        self._answered_s: dict[str, float] = {}
+
+    def answering(self, nodes: Mapping[str, Sequence[Place]]) -> set[str]:
+        """Return which nodes are there: those that answer at one of their places."""
+        since = time.monotonic() - AGAIN_S
+        self._answered_s = {name: at for name, at in self._answered_s.items() if at > since and name in nodes}
+        unknown = [name for name in nodes if name not in self._answered_s and nodes[name]]
+        if unknown:
+            with ThreadPoolExecutor(min(THREADS, len(unknown))) as pool:
+                found = list(pool.map(_answers, (nodes[name] for name in unknown)))
+            now = time.monotonic()
+            self._answered_s |= {name: now for name, answers in zip(unknown, found, strict=True) if answers}
+        return {*self._answered_s}
+
+
+def _answers(places: Sequence[Place]) -> bool:
+    until = time.monotonic() + NODE_S
+    for place in places:
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            socket.create_connection(place, min(DIAL_S, left)).close()
+        except OSError:
+            continue
+        return True
+    return False

@@ -12,7 +12,7 @@ import types
 import msgspec
 import pytest
 
-from forebay.cluster import node_dials, ray_hosts
+from forebay.cluster import ray_hosts
 from forebay.cluster.controller import Controller
 from forebay.cluster.decisions import Level
 from forebay.cluster.deployment import ClusterState, Deployment, Owning, PlacedWorker, Run, Unit, read_state
@@ -213,7 +213,7 @@ def test_a_host_that_never_answers_is_waited_for_a_minute_even_if_it_is_started_
 
 
 def test_a_node_that_ray_does_not_have_keeps_what_runs_there_while_it_answers(begun, monkeypatch):
-    monkeypatch.setattr(node_dials, "AGAIN_S", 0.0)
+    monkeypatch.setattr(ray_hosts, "AGAIN_S", 0.0)
     with owner_port() as port:
         state = running("c", port)
         ray = FakeRay({"a": state, "b": state})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 SECONDS: Final = (
@@ -63,12 +64,7 @@ class Histogram:
 
 def cumulated(histogram: Histogram) -> list[tuple[str, float]]:
     """Return the buckets as prometheus-client takes them: how many values were at most as large as each bound."""
-    total = 0
-    buckets: list[tuple[str, float]] = []
-    for bound, count in zip([*histogram.bounds, float("inf")], histogram.counts, strict=True):
-        total += count
-        buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
-    return buckets
+    return list(zip([*map(str, histogram.bounds), "+Inf"], accumulate(histogram.counts), strict=True))
 
 
 def histogram_text(name: str, before: str, after: str, histogram: Histogram) -> str:

@@ -26,9 +26,9 @@ from forebay.observe.metrics.pulse import Beat, Bounds, Pulse, for_strangers
 from forebay.observe.metrics.tenant_accounts import Accounts
 from forebay.observe.metrics.tenant_history import STEP_S as TENANT_STEP_S
 from forebay.observe.metrics.tenant_history import TenantHistory
+from forebay.server.links import Links
 from forebay.transports.http.asgi_calls import path_as_sent
 from forebay.transports.http.dashboard.audience import Audience, DashboardEvent
-from forebay.transports.http.dashboard.sampler import Sampler
 from forebay.transports.http.foreign_page import FORWARDED, refuse_foreign_page
 from forebay.transports.http.page_headers import NOT_GUESSED, OWN_FILES
 from forebay.types.loopback import is_loopback
@@ -270,3 +270,35 @@ def _file(name: str) -> tuple[bytes, str]:
 
 def _folder() -> Any:
     return resources.files("forebay.transports.http.dashboard").joinpath("static")
+
+
+class Sampler(Links):
+    """Takes a sample of the counters every few seconds as long as the server runs, for histories that are shown."""
+
+    def __init__(
+        self, step_s: float, look: Callable[[], Generator[None, None, None]], is_wanted: Callable[[], bool]
+    ) -> None:
+        """Do nothing yet.
+
+        Args:
+            step_s: Time between two samples.
+            look: Takes a sample, in turns.
+            is_wanted: Tells at the start whether there is anything to sample.
+        """
+        self._step_s, self._look, self._is_wanted = step_s, look, is_wanted
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin with the first sample."""
+        if self._is_wanted():
+            self._task = asyncio.create_task(self._sample())
+
+    def stop(self) -> None:
+        """End."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _sample(self) -> None:
+        while True:
+            await finish_in_turns(self._look())
+            await asyncio.sleep(self._step_s)
