@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A WebSocket driven by hand: who may open one, what its messages ask, how it closes, and what a client may send."""
 
+import itertools
 import json
 import random
 import subprocess
@@ -218,6 +219,7 @@ def test_a_client_that_closes_or_leaves_cancels_what_runs_for_it(doors):
         (b"\x81\xff" + b"\x7f" * 8, 1009),
         (b"\x81\xff" + b"\xff" * 8, 1009),
     ],
+    ids=itertools.count(),  # not after the frames, whose masks are random: each process would name them differently
 )
 def test_frames_that_are_none_close_it_with_a_code_and_a_line_in_the_log(doors, frames, code, caplog):
     door = doors(waits=True, max_body_bytes=1000)
