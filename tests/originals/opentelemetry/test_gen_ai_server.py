@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.metrics_page import whole_page
 
 from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
 from forebay.observe.metrics.exposition import Exposition, Reading
@@ -29,7 +30,7 @@ def families():
     for family, _, _ in FAMILIES:
         histogram_of(metrics.gen_ai, (family, "chat", "")).observe(0.03)
     histogram_of(metrics.gen_ai, (FAMILIES[0][0], "chat", "internal")).observe(0.03)
-    page, _ = Exposition(lambda: [Reading("words", "1", metrics, 0, 0, 1, 0)], lambda one: one).page("text/plain")
+    page, _ = whole_page(Exposition(lambda: [Reading("words", "1", metrics, 0, 0, 1, 0)], lambda one: one))
     found = {family.name: family for family in text_string_to_metric_families(page.decode())}
     return {name: family for name, family in found.items() if name.startswith("gen_ai_")}
 

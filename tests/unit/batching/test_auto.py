@@ -16,6 +16,7 @@ import math
 import random
 
 import pytest
+from tests.metrics_page import whole_page
 
 from forebay.batching.auto import MAX_KEYS
 from forebay.batching.batcher import Batcher
@@ -387,7 +388,7 @@ def test_the_page_of_a_model_and_the_metrics_tell_what_was_chosen():
     assert (told["objective_held"], told["because"]) == (True, None)
     assert (told["batch_size"], told["waits_for"], told["wait_ms"]) == (64, 1, 0.0)
     reading = Reading("iris", "1", endpoint.metrics, 0, 0, 1, 0, objective_held=False)
-    page, _ = Exposition(lambda: [reading], lambda one: one).page("text/plain")
+    page, _ = whole_page(Exposition(lambda: [reading], lambda one: one))
     assert b'forebay_objective_held{endpoint="iris",version="1"} 0.0' in page
 
 
@@ -395,5 +396,5 @@ def test_without_an_objective_nothing_is_told():
     endpoint = Endpoint(EndpointConfig(name="iris"), BatchConfig(), ManualPool())
     assert App([Served(endpoint, Contract())]).describe("iris")["batching"]["auto"] is None
     reading = Reading("iris", "1", endpoint.metrics, 0, 0, 1, 0)
-    page, _ = Exposition(lambda: [reading], lambda one: one).page("text/plain")
+    page, _ = whole_page(Exposition(lambda: [reading], lambda one: one))
     assert b"forebay_objective_held{" not in page

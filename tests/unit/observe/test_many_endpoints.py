@@ -10,6 +10,7 @@ import msgspec
 import prometheus_client.openmetrics.parser as openmetrics_parser
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.metrics_page import whole_page
 
 from forebay.batching.queue import BatchConfig
 from forebay.errors import QueueFull
@@ -142,9 +143,10 @@ def test_the_page_can_be_read_whatever_an_endpoint_is_called(accept):
     one = One(0, calls=3)
     one.name = 'a "b" \\ c\nd'
     one.metrics.failed(QueueFull("full"))
-    page, media_type = Exposition(
+    exposition = Exposition(
         lambda: [one], lambda one: Reading(one.name, "1", one.metrics, 1, 2, 3, 4, True), MetricStore()
-    ).page(accept)
+    )
+    page, media_type = whole_page(exposition, accept)
     assert media_type.startswith(accept.partition(";")[0])
     read = (
         openmetrics_parser.text_string_to_metric_families if "openmetrics" in accept else text_string_to_metric_families

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.metrics_page import whole_page
 
 from forebay.errors import Code, InternalError, RunnerFailed, Unavailable
 from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
@@ -81,7 +82,7 @@ def page(accept="text/plain"):
         worker_restarts=7,
         waiting_requests=3,
     )
-    body, media_type = Exposition(lambda: [reading], lambda one: one).page(accept)
+    body, media_type = whole_page(Exposition(lambda: [reading], lambda one: one), accept)
     return body.decode().splitlines(), media_type
 
 

@@ -24,7 +24,6 @@ import msgspec
 
 from forebay.observe.metrics import gen_ai_families, tenant_families
 from forebay.observe.metrics.histograms import histogram_text
-from forebay.types.element_limits import at_once
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -167,12 +166,6 @@ class Exposition(Generic[S]):
                 yield
         self._texts = texts
         return [*columns, [f"{LEFT_OUT} {left_out}.0\n".encode()], *further]
-
-    def page(self, accept: str) -> tuple[bytes, str]:
-        """Return the whole page at once, and its media type."""
-        columns = at_once(self.write())
-        rest, media_type = self.others(accept)
-        return b"".join([*pieces(columns, media_type), rest]), media_type
 
     def _choose(self) -> Generator[None, None, tuple[list[S], int]]:
         """Return the endpoints whose numbers are shown, in the order given, and how many others there are."""
