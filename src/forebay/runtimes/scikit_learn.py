@@ -118,7 +118,7 @@ def _read_skops(model: Path, trust: Trust) -> Any:
     """
     skops = library("skops.io", f"{model.name} is read by skops", _EXTRA)
     data = model.read_bytes()
-    untrusted: list[str] = sorted(set(skops.get_untrusted_types(data=data)) - set(trust.types))
+    untrusted: list[str] = sorted(set(skops.get_untrusted_types(file=BytesIO(data))) - set(trust.types))
     if untrusted:
         more = len(untrusted) - _MAX_TYPES
         names = ", ".join(map(repr, untrusted[:_MAX_TYPES])) + (f" and {more} more" if more > 0 else "")

@@ -81,10 +81,10 @@ def test_types_that_skops_does_not_trust_need_a_word(tmp_path):
 
 def test_a_refusal_names_some_of_many_types_and_quotes_them_for_a_shell(tmp_path, monkeypatch):
     path = save(sklearn_files.classifier(), tmp_path / "net.skops")
-    monkeypatch.setattr("skops.io.get_untrusted_types", lambda data: ["a; reboot"])
+    monkeypatch.setattr("skops.io.get_untrusted_types", lambda file: ["a; reboot"])
     with pytest.raises(ConfigError, match=r"--trust-types 'a; reboot'$"):
         forebay.runtimes.load(path)
-    monkeypatch.setattr("skops.io.get_untrusted_types", lambda data: [f"a.T{at:03}" for at in range(100)])
+    monkeypatch.setattr("skops.io.get_untrusted_types", lambda file: [f"a.T{at:03}" for at in range(100)])
     with pytest.raises(ConfigError, match=r"'a.T019' and 80 more; .* --trust-types TYPE,\.\.\.$"):
         forebay.runtimes.load(path)
 
@@ -141,8 +141,9 @@ def test_what_cannot_be_served_is_said(tmp_path, made, said):
         forebay.runtimes.load(save(made(), tmp_path / "net.skops"))
 
 
-def test_what_is_no_file_of_skops_is_said(tmp_path):
-    (tmp_path / "bad.skops").write_bytes(b"no model")
+@pytest.mark.parametrize("data", [b"no model", b""])
+def test_what_is_no_file_of_skops_is_said(tmp_path, data):
+    (tmp_path / "bad.skops").write_bytes(data)
     with pytest.raises(ConfigError, match=r"bad.skops cannot be loaded: .*not a zip file"):
         forebay.runtimes.load(tmp_path / "bad.skops")
 
