@@ -11,7 +11,8 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Callable, Generator, Iterable
-from typing import Generic, TypeVar
+from operator import attrgetter
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -25,6 +26,7 @@ _MESSAGE_CHARS = 600
 _TRACE_CHARS = 6000
 
 S = TypeVar("S", bound=Source)
+_state: Final = attrgetter("in_flight", "waiting", "workers_alive", "idle", "slots", "worker_restarts", "problem")
 Counts = list[tuple[int, int]]
 """Which bucket of a histogram got how many values more; buckets that got none are left out."""
 
@@ -215,18 +217,6 @@ class _Seen:
             problem=shown(reading.problem, _MESSAGE_CHARS),
             devices=reading.devices,
         )
-
-
-def _state(reading: Reading) -> tuple[object, ...]:
-    return (
-        reading.in_flight,
-        reading.waiting,
-        reading.workers_alive,
-        reading.idle,
-        reading.slots,
-        reading.worker_restarts,
-        reading.problem,
-    )
 
 
 def _more(histogram: Histogram, before: array[int]) -> Counts:
