@@ -13,8 +13,7 @@ MAX_PARAMETERS: Final = 100
 
 def query_parameters(query: bytes, encoding: str) -> list[tuple[str, str]]:
     """Return names and values in their order; raises an `InvalidRequest` if they are too many or cannot be read."""
-    count = query.count(b"&") + 1
-    if count > MAX_PARAMETERS:
+    if (count := query.count(b"&") + 1) > MAX_PARAMETERS:
         raise InvalidRequest(f"the query: expected at most {MAX_PARAMETERS} parameters, got {count}")
     try:
         return parse_qsl(query.decode(encoding), keep_blank_values=True, errors="strict")

@@ -249,9 +249,7 @@ def test_the_file_in_the_folder_can_still_be_served_by_itself(tmp_path):
 
 def test_a_folder_without_a_configuration_is_served_with_tokens_and_that_is_said(tmp_path):
     path = folder(tmp_path / "net") / "model.onnx"
-    said = (
-        f"{path} takes tokens: beside it is a tokenizer.json, but no config.json, without which texts cannot be served"
-    )
+    said = f"{path} takes tokens, not texts: beside it is a tokenizer.json, but no config.json"
     assert said not in read_model_file(path, Overrides()).warnings
     (tmp_path / "net/config.json").unlink()
     assert said in read_model_file(path, Overrides()).warnings

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 _ONLY: Final = {"input": "text_input", "output": "text_output"}
 """What the extension calls an input and an output that have no names in the model."""
-UNNAMED: Final = re.compile(rb"\b(input|tensor|takes) 'input'")
-"""Where errors name an input that has no name in the model."""
+UNNAMED: Final = re.compile(rb"\b(input|tensor|takes) 'input'")  # what errors say where the model has no name for it
 _SHORT_LIST: Final = 64
 """Bytes of a list that may hold nothing but blanks."""
 _MEANT: Final = ("timeout", "priority")

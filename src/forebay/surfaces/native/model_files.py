@@ -80,8 +80,7 @@ def read_model_file(
     spec = RunnerSpec(factory="forebay.serving.models.file_model:runner_of", kwargs={"plan": msgspec.to_builtins(plan)})
     warnings = [f"{path} is run on one request at a time: {why_not}"] if why_not else []
     if path.suffix == ".onnx" and path.with_name(TOKENIZER).is_file() and not is_encoder_folder(path.parent):
-        lacks = f"beside it is a {TOKENIZER}, but no config.json, without which texts cannot be served"
-        warnings.append(f"{path} takes tokens: {lacks}")
+        warnings.append(f"{path} takes tokens, not texts: beside it is a {TOKENIZER}, but no config.json")
     return ModelTarget(model, spec, [*warnings, *_unreached(path, trial.name, others)])
 
 

@@ -100,8 +100,7 @@ class HealthChecks:
 
     def replaced(self, worker: int) -> None:
         """Count the failures of a worker from zero; it stays unhealthy until a check passes."""
-        if (health := self._workers.get(worker)) is not None:
-            health.failures = 0
+        self._workers.get(worker, _Health()).failures = 0
 
     def unhealthy(self, up: Collection[int]) -> list[str]:
         """Return a sentence for each of the workers that are up and not healthy."""
