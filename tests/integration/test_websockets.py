@@ -54,6 +54,9 @@ def opened(server, model, headers=KEY, **more):
     """A socket to a model."""
     url = f"{server.url.replace('http', 'ws', 1)}/models/{model}"
     more = {"open_timeout": PATIENCE_S, "close_timeout": PATIENCE_S, "max_size": None, "ssl": server.trust, **more}
+    more["max_queue"] = (
+        None  # with a full queue the library reads no close either, and waits for all of `close_timeout`
+    )
     return connect(url, additional_headers=headers, **more)
 
 
