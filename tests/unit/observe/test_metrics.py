@@ -11,6 +11,7 @@ from tests.metrics_page import whole_page
 from forebay.errors import Code, InternalError, RunnerFailed, Unavailable
 from forebay.observe.metrics.endpoint_metrics import EndpointMetrics
 from forebay.observe.metrics.exposition import Exposition, Reading
+from forebay.observe.metrics.gen_ai_families import DURATION, histogram_of
 from forebay.observe.metrics.histograms import ROWS, SECONDS, Histogram
 
 times = st.floats(0, 100, allow_nan=False)
@@ -84,6 +85,14 @@ def page(accept="text/plain"):
     )
     body, media_type = whole_page(Exposition(lambda: [reading], lambda one: one), accept)
     return body.decode().splitlines(), media_type
+
+
+def test_the_page_has_the_times_that_only_fronts_have_counted():  # Issue 48
+    owner, shown = EndpointMetrics(), EndpointMetrics()
+    histogram_of(shown.gen_ai, (DURATION, "chat", "")).observe(0.1)
+    told = Reading("words", "1", shown, 0, 0, 1, 0)
+    body, _ = Exposition(lambda: [Reading("words", "1", owner, 0, 0, 1, 0)], lambda _one: told).page("text/plain")
+    assert f"{DURATION}_count{{".encode() in body
 
 
 def test_the_page_tells_the_numbers():

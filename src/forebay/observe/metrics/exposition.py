@@ -158,7 +158,7 @@ class Exposition(Generic[S]):
             for column, lines in zip(columns, text.lines(reading), strict=True):
                 if lines:
                     column.append(lines)
-            if metrics.tenants or reading.tenants_waiting or metrics.gen_ai:
+            if metrics.tenants or reading.tenants_waiting or reading.metrics.gen_ai:
                 for column, lines in zip(further, text.further_lines(reading), strict=True):
                     if lines:
                         column.append(lines)
