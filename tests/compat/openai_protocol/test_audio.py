@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenAI's client has texts said and recordings written down."""
 
+import json
 import wave
 
 import pytest
@@ -63,6 +64,22 @@ def test_audio_that_breaks_off_is_no_whole_answer(client):
     failed = client.ask(SAY_IN_PARTS, **say("fail", response_format="pcm"))["error"]
     assert (failed["status_code"], failed["type"]) == (500, "server_error")
     assert client.ask(SAY, **say("to"))["result"]["audio"] == "RIFFto "
+
+
+def test_a_client_of_http_1_0_sees_audio_that_breaks_off(server):
+    headers = ["content-type: application/json", f"x-api-key: {KEY}"]
+    with server.connect() as wire:
+        body = json.dumps(say("to be fail")).encode()
+        wire.send(wire.request("POST", "/v1/audio/speech", body, headers=headers, version="1.0"))
+        received = wire.buffer
+        with pytest.raises(ConnectionResetError):  # the end of a connection would be that of the audio
+            while data := wire.socket.recv(65536):
+                received += data
+        assert received.endswith(b"RIFFto be ")
+        body = json.dumps(say("to be")).encode()
+    with server.connect() as wire:
+        wire.send(wire.request("POST", "/v1/audio/speech", body, headers=headers, version="1.0"))
+        assert wire.read_rest().endswith(b"RIFFto be ")
 
 
 @pytest.mark.parametrize(

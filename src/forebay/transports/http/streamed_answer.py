@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from socket import SO_LINGER, SOL_SOCKET
+from struct import pack
 from typing import TYPE_CHECKING, Any
 
 from forebay.observe.logs.access_log import COST
@@ -73,8 +75,11 @@ class StreamedAnswer:
         self._is_over = True
 
     def give_up(self) -> None:
-        """Send nothing more."""
+        """Send nothing more; a client of HTTP/1.0, to which a close is the end of an answer, sees a reset instead."""
         self._is_over = True
+        transport = self._connection.transport
+        if self.has_started and not self.is_chunked and not transport.is_closing():
+            transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, pack("ii", 1, 0))
 
     def _send(self, data: bytes, release: Callable[[], object]) -> None:
         self._begin()
