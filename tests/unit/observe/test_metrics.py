@@ -91,7 +91,8 @@ def test_the_page_has_the_times_that_only_fronts_have_counted():  # Issue 48
     owner, shown = EndpointMetrics(), EndpointMetrics()
     histogram_of(shown.gen_ai, (DURATION, "chat", "")).observe(0.1)
     told = Reading("words", "1", shown, 0, 0, 1, 0)
-    body, _ = Exposition(lambda: [Reading("words", "1", owner, 0, 0, 1, 0)], lambda _one: told).page("text/plain")
+    before = Reading("words", "1", owner, 0, 0, 1, 0)
+    body, _ = whole_page(Exposition(lambda: [before], lambda _one: told), "text/plain")
     assert f"{DURATION}_count{{".encode() in body
 
 
