@@ -234,7 +234,7 @@ FIRST_STEPS = """
 import typing
 import msgspec
 import forebay
-from forebay.openai import ChatRequest
+from forebay.openai import ChatRequest, TranscriptionRequest
 
 Kind = typing.Literal["cat", "dog"]
 
@@ -256,6 +256,11 @@ class Adult(forebay.Model):
 class Talk(forebay.Model):
     def predict(self, batch: list[ChatRequest]) -> list[str]:
         return [request.messages[-1].text for request in batch]
+
+class Hear(forebay.Model):
+    name = "org/hear"
+    def predict(self, batch: list[TranscriptionRequest]) -> list[str]:
+        return [request.file.read().decode() for request in batch]
 
 class Rows(forebay.Model):
     batchable = True
@@ -289,6 +294,16 @@ def test_a_server_that_is_ready_shows_its_pages_and_a_request_that_is_answered(s
     pages = next(line for line in server.lines if "dashboard" in line)
     for page in re.findall(r"http://\S+?(?=,|$)", pages.strip()):
         assert server.client.get(page, follow_redirects=True).status_code == 200
+
+
+def test_a_model_that_hears_shows_a_form_with_a_file(serve, tmp_path, eventually):
+    (tmp_path / "model.py").write_text(FIRST_STEPS)
+    server = serve(f"{tmp_path}/model.py:Hear", "--worker-kind", "thread")
+    line = eventually(lambda: next((line for line in server.lines if "curl" in line), None))
+    _, _, url, *fields = shlex.split(line)
+    assert fields == ["-F", "model=org/hear", "-F", "file=@FILE"]
+    answer = server.client.post(url, data={"model": "org/hear"}, files={"file": b"words"})
+    assert (answer.status_code, answer.json()["text"]) == (200, "words")
 
 
 @pytest.mark.parametrize("options,is_warned", [((), True), (("--api-key", "@{keys}"), False)])

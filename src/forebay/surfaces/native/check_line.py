@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from forebay.protocols.openai.audio import TRANSCRIPTS
 from forebay.protocols.openai.request_reading import CHAT
 from forebay.protocols.openapi_components import COMPONENTS
 from forebay.protocols.schema_example import example_of
@@ -37,13 +38,16 @@ def _curl(app: App, http: HttpConfig) -> list[str]:
     described = next((one.described for one in app.served.values()), None)
     if described is None:
         return []
-    is_chat = described.input.openai == CHAT
-    path = "/v1/chat/completions" if is_chat else f"/models/{quote(described.name)}"
+    spoken = described.input.openai
+    is_chat = spoken == CHAT
+    path = f"/v1/{spoken}" if spoken in {CHAT, TRANSCRIPTS} else f"/models/{quote(described.name)}"
     words = ["curl", f"{{address}}{path}"]
     if http.api_keys:
         words += ["-H", "'X-API-Key: KEY'"]
     if described.input.raw:
         return [" ".join([*words, "--data-binary", "@FILE"])]
+    if spoken == TRANSCRIPTS:
+        return [" ".join([*words, "-F", f"model={described.name}", "-F", "file=@FILE"])]
     if is_chat:
         sample = {"model": described.name, "messages": [{"role": "user", "content": "Hello"}]}
     else:
