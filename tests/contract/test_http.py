@@ -69,17 +69,6 @@ def wire(way):
 
 
 @pytest.fixture
-def broken(request, way):
-    """Marks a test as one that finds a known defect: `broken("why", "fast")` on the fast lane only."""
-
-    def mark(reason, *ways):
-        if way.name in ways:
-            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
-
-    return mark
-
-
-@pytest.fixture
 def ours(way):
     """For promises about the listener, which is not ours in a plain uvicorn."""
     if way.name == "asgi":
@@ -293,11 +282,13 @@ def test_a_bad_sample_for_a_stream_has_a_status_of_its_own(way):
     assert way.call("count", "x").status_code == 422
 
 
-def test_an_old_client_gets_a_stream_without_chunks(way, wire, broken):
+@pytest.mark.parametrize(
+    "method, target, body", [("POST", "/models/count", b"2"), ("GET", "/models/count?limit=2", b"")]
+)
+def test_an_old_client_gets_a_stream_without_chunks(way, wire, method, target, body):
     if way.name == "asgi":
         pytest.skip("uvicorn itself sends chunks to HTTP/1.0 clients")
-    broken("uvicorn's cycle sends chunks to HTTP/1.0 clients; connection.py has to tell it not to", "behind")
-    wire.send(wire.request("POST", "/models/count", b"2", version="1.0"))
+    wire.send(wire.request(method, target, body, version="1.0", headers=["accept: text/event-stream"]))
     answer = wire.read_head()
     assert "transfer-encoding" not in answer.headers
     assert wire.buffer + wire.read_rest() == b"data: 0\n\ndata: 1\n\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -357,10 +357,9 @@ class ReadingConnection(AnsweringConnection):
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body, or drop it if the request is refused anyhow."""
-        talk = self.talk
+        talk, head = self.talk, self._reading
         received = talk.body_bytes = talk.body_bytes + len(body)
         talk.pieces += 1
-        head = self._reading
         if head is None:
             if received > self._lane.config.max_body_bytes and not self.cycle.response_started:
                 self.announce_end(self.cycle)
@@ -392,8 +391,7 @@ class ReadingConnection(AnsweringConnection):
         """Answer the request, or put it off if another one comes first."""
         if self._detour:
             return  # the body comes yet: it is only this parser that will not read it
-        talk = self.talk
-        head = self._reading
+        talk, head = self.talk, self._reading
         held = self._body.held_bytes
         body = self._body.taken()
         if head is None:
@@ -429,6 +427,8 @@ class ReadingConnection(AnsweringConnection):
         self.scope[HELD] = 0  # type: ignore[typeddict-unknown-key]
         self.expect_100_continue = _waits_for_word(headers) and self._parser.get_http_version() == "1.1"
         super().on_headers_complete()
+        if self._parser.get_http_version() == "1.0":
+            self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _UntilClose()
         self.talk.on(OWE)
         if (
             upgrades
@@ -495,6 +495,16 @@ class ReadingConnection(AnsweringConnection):
         elif self.talk.waiting and self.talk.waiting[0][0] is cycle:
             self.talk.waiting.popleft()
         return True
+
+
+class _UntilClose(int):
+    """The length of an answer that is not known before the connection closes: a client of HTTP/1.0 reads no chunks."""
+
+    def __lt__(self, value: int) -> bool:
+        return False
+
+    def __sub__(self, value: int) -> Self:
+        return self
 
 
 def _waits_for_word(headers: list[tuple[bytes, bytes]]) -> bool:
