@@ -15,7 +15,7 @@ from tests.processes import peak_bytes, start_peak
 from tests.waiting import PATIENCE_S, eventually
 
 LIMIT = 24 << 20
-NAMES = ["Echo", "Waiting", "Hanging", "Begun", "Early", "Told"]
+NAMES = ["Echo", "Waiting", "Hanging", "Begun", "Early", "Told", "Blocking"]
 KINDS = {
     "inline": {"worker_kind": "inline", "workers": 4},
     "thread": {"worker_kind": "thread", "workers": 2},
@@ -199,6 +199,18 @@ def test_a_model_that_takes_nothing_more_is_out_of_time(wire, file):
     begin_with(wire, "hanging", file)
     answer = wire.read()
     assert (answer.status, answer.error["code"]) == (504, "deadline_exceeded")
+
+
+def test_a_coroutine_that_reads_without_await_does_not_stop_the_server(server, wire):
+    begin(wire, "blocking", b"abc")
+    wire.send(END)
+    answer = wire.read()
+    if server.kind == "inline":
+        assert answer.error["code"] == "internal"
+        assert "`async for`" in answer.error["message"]
+    else:
+        assert answer.body == b"3"
+    assert wire.ask("GET", "/healthz").status == 200
 
 
 def test_other_doors_refuse_it_in_their_own_words(server):

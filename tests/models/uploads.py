@@ -74,6 +74,11 @@ class Told(Model):
             raise
 
 
+class Blocking(Model):
+    async def predict(self, body: AsyncIterator[bytes]) -> int:
+        return sum(len(piece) for piece in body)  # type: ignore[attr-defined]
+
+
 class Threaded(Model):
     def predict(self, body: Iterator[bytes]) -> int:
         return sum(map(len, body))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Self
@@ -27,7 +28,7 @@ class BodyPieces:
     def __init__(self) -> None:
         """Begin on the server's loop."""
         self.took: Callable[[int], object] = nothing
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._changed = asyncio.Event()
         self._pieces: deque[bytes] = deque()
         self._held, self._is_whole, self._why_over = 0, False, ""
@@ -57,6 +58,8 @@ class BodyPieces:
     __aiter__ = __iter__
 
     def __next__(self) -> bytes:
+        if threading.get_ident() == self._thread:
+            raise TypeError("the body was read with `for` in an inline worker, which stops the server; use `async for`")
         asyncio.run_coroutine_threadsafe(self._wait(self.is_awaited), self._loop).result()
         return self._next(StopIteration)
 

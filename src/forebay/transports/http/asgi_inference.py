@@ -42,8 +42,7 @@ class Predict:
 
     def __init__(self, route: Route, origin: Origin | None = None) -> None:
         """Answer for a route; `origin` is who sends the request, if that is to be known."""
-        self._route = route
-        self._origin = origin
+        self._route, self._origin = route, origin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, submit, and write the answer or the parts of it as they come."""
@@ -215,8 +214,7 @@ class AsgiAnswer:
                 pieces.close("the client went away")
                 return
             piece: bytes = message.get("body", b"")
-            length += len(piece)
-            if length > route.max_body_bytes:
+            if (length := length + len(piece)) > route.max_body_bytes:
                 pieces.close("the body is too long")
                 raise route.too_large()
             budget.take(len(piece))

@@ -67,8 +67,7 @@ class ReadingConnection(AnsweringConnection):
         self._reading: Head | None = None
         self.forget_parser()
         self._detour = b""
-        self._is_staged = False
-        self._is_unparsed = False
+        self._is_staged = self._is_unparsed = False
 
     def forget_parser(self) -> None:
         """Have none until something must be parsed: it is a third of what a walk of the collector looks at."""
