@@ -392,7 +392,7 @@ class Hooked(Model):
         (len, {"batch_key": len, "name": "length"}, "a node that runs for batches"),
         (Streams, {"outputs": ["a", "b"]}, "Streams streams, and its parts have left: it cannot have several outputs"),
         (Streams, {"attempts": 2}, "it cannot have several attempts"),
-        (lambda x: x, {}, "starting with a letter or digit, or two such names joined by '/', got '<lambda>'"),
+        (lambda x: x, {}, "at most 128 in all, or two such names joined by '/', got '<lambda>'"),
         (3, {}, "expected a function or a forebay.Model, got int"),
         (detect, {}, "expected a function or a forebay.Model, got NodeDefinition"),
     ],

@@ -109,10 +109,10 @@ def test_other_names_are_none(server, name, path):
 
 
 @pytest.mark.parametrize(
-    "name", ["/twice", "org/", "../twice", "org/..", "org/.twice", "a/b/c", "org\\twice", "a//b", "a/b\n"]
+    "name", ["/twice", "org/", "../twice", "org/..", "org/.twice", "a/b/c", "org\\twice", "a//b", "a/b\n", "a" * 129]
 )
 def test_a_name_has_one_slash_and_a_name_at_each_side(name):
-    with pytest.raises(ValueError, match=r"or two such names joined by '/'"):
+    with pytest.raises(ValueError, match=r"at most 128 in all, or two such names joined by '/'"):
         endpoint_name(name)
     with pytest.raises(ConfigError, match=r"Odd\.name: expected letters"):
         serve_model(type("Odd", (forebay.Model,), {"name": name, "predict": lambda self, batch: batch}), Overrides())

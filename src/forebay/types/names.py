@@ -9,7 +9,7 @@ from typing import Final
 _PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 NAME: Final = rf"{_PART}(?:/{_PART})?"
 VERSION: Final = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}"
-_EXPECTED: Final = "expected letters, digits, '.', '_' and '-', starting with a letter or digit"
+_EXPECTED: Final = "expected letters, digits, '.', '_' and '-', starting with a letter or digit, at most 128 in all"
 
 
 def endpoint_name(text: str) -> str:
@@ -29,5 +29,5 @@ def undivided_name(text: str) -> str:
 def version_name(text: str) -> str:
     """Return what a version is called; raises a `ValueError` with what is allowed if none may be."""
     if re.fullmatch(VERSION, text) is None:
-        raise ValueError("expected letters, digits, '.', '_', '-' and '+', starting with a letter or digit")
+        raise ValueError(_EXPECTED.replace("'_' and '-'", "'_', '-' and '+'"))
     return text
