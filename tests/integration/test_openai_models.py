@@ -645,7 +645,7 @@ def streamed_scores(self, batch: list[RerankRequest]) -> Iterator[list[float]]:
         (streamed_scores, "a score each"),
         (speech_of_texts, "audio each"),
         (speech_of_media, "audio each"),
-        (transcript_of_bytes, "texts"),
+        (transcript_of_bytes, "texts: .*, or a forebay.openai.Transcript"),
     ],
 )
 def test_results_that_cannot_be_told_are_found_when_the_server_starts(predict, needs):

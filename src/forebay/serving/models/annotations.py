@@ -107,6 +107,7 @@ def untold_by_openai(given: WireType, answer: WireType, *, streams: bool) -> str
     if not given.openai:
         return ""
     wanted = _WHOLE_RESULTS.get(given.openai, "texts: str or forebay.openai.TextPart")
+    wanted += ", or a forebay.openai.Transcript" if given.openai == "audio/transcriptions" else ""
     is_audio = given.openai == "audio/speech"
     in_parts = streams and given.openai in _WHOLE_RESULTS and not is_audio
     if answer.raw != is_audio or answer.has_media or in_parts:
