@@ -204,6 +204,8 @@ class Speaker(forebay.Model):
 
     def predict(self, batch: list[Spoken]) -> Iterator[list[bytes]]:
         (request,) = batch
+        if not request.input:
+            return
         if request.input.startswith("hold "):
             for (part,) in hold(Path(request.input[5:])):
                 yield [str(part).encode()]

@@ -52,6 +52,7 @@ def test_a_text_is_said(client):
 def test_audio_comes_in_parts_and_stops_with_its_client(client, tmp_path):
     found = client.ask(SAY_IN_PARTS, **say("to be or not"))
     assert ("".join(found["parts"]), found["type"]) == ("RIFFto be or not ", "audio/wav")
+    assert client.ask(SAY, **say("", response_format="pcm"))["result"] == {"type": "audio/pcm", "audio": ""}
     found = client.ask(SAY_IN_PARTS, **say(f"hold {tmp_path / 'until'}", response_format="pcm"), take=2)
     assert found["parts"][0].startswith("0 ")
     eventually((tmp_path / "until.ended").exists)

@@ -391,6 +391,8 @@ class _Call:
         self._left -= 1
         texts = self._texts
         if self._models.path == SPEECH:
+            if outcome is None and self._request.on_part is not None:  # what came of no part has its type from this
+                self._request.on_part(audio_of(self._asked, b""), nothing)
             self._end(None if outcome is None else audio_of(self._asked, outcome))
             return
         if texts is None:
