@@ -117,12 +117,11 @@ class AnsweringConnection(HttpToolsProtocol):
         self.pipeline = talk.waiting
         self.send: Callable[[bytes], None] = nothing
         self.reply_method = self.reply
-        self.release = 0
-        self.retry_at = 0.0
+        self.release, self.retry_at = 0, 0.0
         self.seen = lane.epoch
         self.arrived = b""
         self._body = ArrivingBody(lane, self)
-        self._active_bytes = 0
+        self._active_bytes = self._sent_bytes = 0
         self.active: Head | None = None
         self.request: Request | None = None
         self._working: RequestResponseCycle | None = None
@@ -130,7 +129,6 @@ class AnsweringConnection(HttpToolsProtocol):
         self.refusal: ForebayError | None = None
         self._stream: StreamedAnswer | None = None
         self._counting: Steps[Any] | None = None
-        self._sent_bytes = 0
         self._is_advancing = False
         self.stalled: list[Callable[[], object]] = []
         self.socket: WebSocket | None = None

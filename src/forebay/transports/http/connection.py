@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from forebay.errors import Unavailable
 from forebay.server.byte_budget import SMALL_BYTES
-from forebay.transports.http.connection_state import DUE, IDLE, LINGER, SHUT, SOCKET, SOCKET_DUE
+from forebay.transports.http.connection_state import BODY, DUE, IDLE, LINGER, SHUT, SOCKET, SOCKET_DUE
 from forebay.transports.http.head import UNREAD, HeadMemory
 from forebay.transports.http.http_errors import TooSlow
 from forebay.transports.http.port import SWEEP_S, HttpPort
@@ -246,7 +246,9 @@ class HttpConnection(ReadingConnection):
     def drain(self) -> None:
         """Close the connection with the last answer that is due; on the fast lane every answer decides that itself."""
         talk, cycle = self.talk, cast("RequestResponseCycle | None", self.cycle)
-        if not talk.state.owes:
+        if talk.state is BODY and self._reading is None:
+            self.hang_up_early()  # it was answered, and the rest of its body is nobody's
+        elif not talk.state.owes:
             self.leave()
         if cycle is None or cycle.response_started or (talk.waiting and talk.waiting[0][0] is not cycle):
             return

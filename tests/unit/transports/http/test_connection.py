@@ -532,6 +532,17 @@ def test_a_client_that_was_not_read_has_its_whole_time_once_it_is(doors):
     assert client.answers == [(413, b"long")]
 
 
+def test_a_drain_does_not_wait_for_the_rest_of_a_body_that_was_answered(doors):
+    door = doors(app=refuse)
+    client = door.connect().send(request("", b"12", target="/other")[:-1])
+    while client.state.owes:
+        door.turn()
+    assert client.state is BODY
+    door.lane.drain()
+    assert client.answers == [(413, b"long")]
+    assert client.transport.has_ended
+
+
 def test_what_an_application_has_left_is_read_once_it_has_answered(doors):
     answers = asyncio.Event()
 
