@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WebSockets over a real port, with a real client: in one process, over TLS, and behind fronts with keys."""
+"""WebSockets over a real port, with a real client: in one process, behind fronts with keys, and over TLS."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -11,6 +12,7 @@ import trustme
 from tests.conftest import MODELS
 from tests.test_docs import blocks, run_here
 from tests.waiting import PATIENCE_S, eventually
+from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
@@ -23,7 +25,6 @@ HANDSHAKE = (
 NAMES = ("Echo", "Typed", "Upper", "Doubles", "Count", "Diary", "Narrow")
 KINDS = {
     "thread": {"worker_kind": "thread"},
-    "tls": {"worker_kind": "thread"},
     "fronts": {"worker_kind": "process", "fronts": 2},
 }
 KEY = {"authorization": "Bearer k1"}
@@ -37,15 +38,9 @@ def server(request, launch, tmp_path_factory):
         json.dumps({"models": models, "http": {"max_body_bytes": LIMIT}, **KINDS[request.param]})
     )
     options = ["--config", str(folder / "forebay.yaml")]
-    authority = None
-    if request.param == "tls":
-        authority = trustme.CA()
-        one = authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem
-        one.write_to_path(folder / "both.pem")
-        options += ["--certfile", str(folder / "both.pem")]
     if request.param == "fronts":
         options += ["--api-key", "k1"]
-    found = launch(None, *options, ca=authority)
+    found = launch(None, *options)
     found.client.headers.update(KEY)
     return found
 
@@ -53,7 +48,7 @@ def server(request, launch, tmp_path_factory):
 def opened(server, model, headers=KEY, **more):
     """A socket to a model."""
     url = f"{server.url.replace('http', 'ws', 1)}/models/{model}"
-    more = {"open_timeout": PATIENCE_S, "close_timeout": PATIENCE_S, "max_size": None, "ssl": server.trust, **more}
+    more = {"open_timeout": PATIENCE_S, "close_timeout": PATIENCE_S, "max_size": None, **more}
     more["max_queue"] = (
         None  # with a full queue the library reads no close either, and waits for all of `close_timeout`
     )
@@ -120,8 +115,8 @@ def test_a_client_that_ends_a_stream_cancels_it(server):
 
 
 def test_a_client_that_does_not_read_does_not_hold_up_others(server):
-    if server.trust is not None or "k1" in server.command:
-        pytest.skip("the connection is the same one without TLS and fronts")
+    if "k1" in server.command:
+        pytest.skip("the connection is the same one without fronts")
     before = server.metric("forebay_stream_parts_total", endpoint="count")
     with server.connect("authorization: Bearer k1\r\n") as wire:
         wire.send(wire.head("GET", "/models/count", *HANDSHAKE))
@@ -153,6 +148,28 @@ def test_who_may_not_ask_is_refused_before_anything_is_opened(server):
             pass
         assert caught.value.response.status_code == status
     assert asked(server, "echo", "1") == "1"
+
+
+def test_a_socket_over_tls_is_the_same(launch, tmp_path):
+    # With the client on a loop: that of threads reads and writes one TLS connection at the same time, and may hang.
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    server = launch("zoo.py", "--worker-kind", "thread", "--certfile", str(tmp_path / "both.pem"), ca=authority)
+    url = f"{server.url.replace('http', 'ws', 1)}/models"
+
+    async def ask():
+        async with connect_async(f"{url}/echo", ssl=server.trust, open_timeout=PATIENCE_S) as client:
+            for number in range(200):
+                await client.send(str(number))
+            assert [int(await client.recv()) for _ in range(200)] == [*range(200)]
+            large = json.dumps("x" * 150_000)
+            await client.send(large)
+            assert await client.recv() == large
+        async with connect_async(f"{url}/count", ssl=server.trust, open_timeout=PATIENCE_S) as client:
+            await client.send("3")
+            assert [await client.recv() for _ in range(4)] == ["0", "1", "2", ""]
+
+    asyncio.run(asyncio.wait_for(ask(), PATIENCE_S))
 
 
 def test_the_client_shown_works_as_shown(launch, tmp_path):
