@@ -83,6 +83,7 @@ def test_what_a_worker_behind_a_half_open_link_runs_is_handed_on_once(server, re
 def test_an_idle_worker_behind_a_half_open_link_gets_nothing(server, relay, work, eventually):
     far = work(relay.address).ready()
     joined(server, "it", 1, eventually)
+    beating(far, eventually)
     relay.say("freeze")
     joined(server, "it", 0, eventually)
     relay.say("thaw")
@@ -135,10 +136,24 @@ def test_the_process_that_beats_ends_with_its_worker(server, work, eventually):
 def test_a_worker_whose_heart_process_was_killed_goes_on(server, work, eventually):
     worker = work(server.door).ready()
     joined(server, "it", 1, eventually)
-    (pulse,) = _children(worker.pid)
+    pulse = beating(worker, eventually)
     os.kill(pulse, signal.SIGKILL)
     eventually(lambda: not _children(worker.pid))
     assert server.call("it", NOTICED_S + 1).json()[1] == worker.pid
+
+
+def beating(worker, eventually):
+    """Wait until the process that beats for a worker has a connection of its own; returns its id."""
+    (pulse,) = _children(worker.pid)
+    process = Path(f"/proc/{pulse}")
+
+    def is_connected():
+        connections = (process / "net/tcp").read_text().split()  # its words are also the numbers of sockets
+        opened = [str(file.readlink()) for file in (process / "fd").iterdir()]
+        return any(name.startswith("socket:") and name[8:-1] in connections for name in opened)
+
+    eventually(is_connected)
+    return pulse
 
 
 def _children(pid):

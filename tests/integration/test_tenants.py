@@ -157,8 +157,7 @@ def test_what_would_be_late_is_refused_before_its_time_is_over(served, headers):
 
     assert usual().status_code == 200  # deadlines are kept from here on, and what a batch takes is known
     held(served)
-    eventually(refused, "one is refused at once")
-    answer = refused()
+    answer = eventually(refused, "one is refused at once")
     assert "after the deadline" in answer.text
     assert "retry-after" in answer.headers
     opened(served)
