@@ -320,7 +320,7 @@ def test_the_models_of_audio_shown_hear_what_they_say(tmp_path, serve):
     assert heard.text == "1\n00:00:00,000 --> 00:00:00,500\nbeep\n"
     for lie in (b"beep", said.content[:20], said.content[:24] + bytes(4) + said.content[28:]):  # the last has no rate
         wrong = httpx.post(f"{url}/transcriptions", data=asked, files={"file": ("beep.wav", lie, "audio/wav")})
-        assert (wrong.status_code, wrong.json()["error"]["message"][:20]) == (400, "the file is no WAV: ")
+        assert (wrong.status_code, wrong.json()["error"]["message"][:23]) == (400, "the file is not a WAV: ")
 
 
 def test_a_wrong_request_to_the_readme_model_names_the_field(tmp_path, serve):

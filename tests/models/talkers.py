@@ -236,7 +236,7 @@ class Listener(forebay.Model):
             with request.file.open() as file, wave.open(file) as recording:
                 seconds = recording.getnframes() / recording.getframerate()
         except (wave.Error, EOFError) as error:
-            raise forebay.InvalidRequest(f"the file is no WAV: {error}") from None
+            raise forebay.InvalidRequest(f"the file is not a WAV: {error}") from None
         prompt = request.prompt or ""
         if prompt.startswith("hold "):
             yield from hold(Path(prompt[5:]))

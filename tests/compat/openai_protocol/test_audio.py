@@ -153,7 +153,7 @@ def test_a_transcript_comes_as_events_and_stops_with_its_client(client, recordin
         ({"temperature": 2}, 400, "temperature", "<= 1"),
         ({"timestamp_granularities": ["letter"]}, 400, "timestamp_granularities[][0]", "letter"),
         ({"include": ["logprobs"]}, 400, "include[]", "unknown field"),
-        ({"file": {"path": __file__}}, 400, None, "the file is no WAV"),
+        ({"file": {"path": __file__}}, 400, None, "the file is not a WAV"),
         ({"prompt": "fail"}, 500, None, "the model failed"),
     ],
 )
